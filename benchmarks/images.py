@@ -91,7 +91,7 @@ def stepper(network: nn.Module, batch: Tensor, target: Tensor) -> Callable[[], N
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Time all networks; return their results."""
-    known = images.read(args.data)
+    known = images.ImageRecord.of(args.data)
     dataset = ImageDataset(args.data, "train", known, 1, True, 4, True)
     numbers = dataset.ordered_indices()[: args.batch].tolist()
     sample = dataset.collater(numbers)

@@ -11,6 +11,7 @@ from typing import Any
 from ..files import matching, sha256
 from .captions import folder as captions
 from .images import folder as images
+from .recorded import FolderRecord
 from .text import folder as text
 
 
@@ -84,19 +85,19 @@ class TextFolderKind(FolderKind):
 
 
 class RecordedFolderKind(FolderKind):
-    """A folder with a record of all its files. module: reads and checks the record."""
+    """A folder with a record of all its files. record_type: the content of the record."""
 
-    module: Any
+    record_type: type[FolderRecord]
 
     def check(self, data: Path, hint: str = "") -> None:
-        self.module.check(data)
+        self.record_type.checked(data)
 
     def digests(self, data: Path) -> Iterable[str]:
-        sums = self.module.read(data).checksums
+        sums = self.record_type.of(data).checksums
         return (sums[name] for name in sorted(sums))
 
     def missing_split(self, data: Path, names: Sequence[str]) -> str | None:
-        counts = self.module.read(data).counts
+        counts = self.record_type.of(data).counts
         missing = next((name for name in names if name not in counts), None)
         return f"{missing}: no such split; {data} has {', '.join(counts)}" if missing else None
 
@@ -105,14 +106,14 @@ class ImageFolderKind(RecordedFolderKind):
     """Memory-mapped images, with images.json."""
 
     content, command, task, unit = "images", "prepare-images", images.TASK, "images"
-    module, record, logged, has_running_statistics = images, images.RECORD, "error", True
+    record_type, record, logged, has_running_statistics = images.ImageRecord, images.RECORD, "error", True
 
 
 class CaptionFolderKind(RecordedFolderKind):
     """Captions and memory-mapped region features, with captions.json. Training logs the same metrics as for text."""
 
     content, command, task, unit = "captions", "prepare-captions", captions.TASK, TextFolderKind.unit
-    module, record = captions, captions.RECORD
+    record_type, record = captions.CaptionRecord, captions.RECORD
 
     def maker(self, name: str) -> str | None:
         commands = {"coco-captions": f"{self.command} {name}", "mosaic-captions": "prepare-mosaics"}

@@ -84,7 +84,7 @@ def check_network(run: Run, data: Path) -> None:
 def make(data: Path, run: Run, out: Path, counts: Sequence[int], seed: int, cpu: bool) -> None:
     """Write the captions and features of all mosaics to OUT.raw, unless they exist, and prepare the data folder OUT."""
     check_network(run, data)
-    raw, record = out.with_name(f"{out.name}.raw"), images.read(data)
+    raw, record = out.with_name(f"{out.name}.raw"), images.ImageRecord.of(data)
     made = mosaics.planned(data, counts, seed)
     network = FileState.of(run.last)
     settings: dict[str, Any] = {

@@ -104,7 +104,7 @@ class Captioning(Task[CaptionData]):
     kept_files = ("*.averaged.cider",)  # a study also keeps *.nll, because Translation lists it
 
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> CaptionData:
-        data = CaptionData(path, caption_folder.check(path))
+        data = CaptionData(path, caption_folder.CaptionRecord.checked(path))
         caption_folder.open_regions(path, subset, data.record)
         check_same_dictionaries(run, state, path, {caption_folder.DICTIONARY: "decoder.embed_tokens.weight"})
         weight = state["model"].get("encoder.embed_tokens.features.weight")
@@ -215,7 +215,7 @@ class Captioning(Task[CaptionData]):
     def texts(self, candidates: Sequence[Candidate]) -> Texts:
         first = candidates[0]
         path = data_of(Run(first.path), first.results)
-        data, subset = CaptionData(path, caption_folder.read(path)), first.results.subset
+        data, subset = CaptionData(path, caption_folder.CaptionRecord.of(path)), first.results.subset
         references = data.references(subset)
         outputs = {each.name: each.outputs.captions for each in candidates}
         sources = [f"image {image}" for image in references.ids]

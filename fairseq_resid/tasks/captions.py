@@ -110,7 +110,7 @@ class ImageCaptioningTask(LegacyFairseqTask):  # type: ignore[misc]
     def setup_task(cls, args: Any, **_: Any) -> ImageCaptioningTask:
         path = Path(args.data)
         try:
-            data = CaptionData(path, captions.check(path))
+            data = CaptionData(path, captions.CaptionRecord.checked(path))
             check_dictionaries(path)
             return cls(args, data, Dictionary.load(str(path / captions.DICTIONARY)))
         except (ValueError, OSError) as error:

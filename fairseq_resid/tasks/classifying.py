@@ -171,7 +171,7 @@ class ImageClassification(Task[ImageData]):
     kept_files = ("*.images",)
 
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> ImageData:
-        record = image_folder.check(path)
+        record = image_folder.ImageRecord.checked(path)
         for split in subset.split("+"):
             image_folder.open_split(path, split, record)
         weight = state["model"].get("classify.weight")

@@ -145,7 +145,7 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
     @classmethod
     def setup_task(cls, args: Any, **_: Any) -> ImageClassificationTask:
         try:
-            known = images.read(Path(args.data))
+            known = images.ImageRecord.of(Path(args.data))
         except (ValueError, OSError) as error:
             raise UserError(str(error)) from None
         if not 0 <= args.crop_padding <= min(known.shape[1:]):

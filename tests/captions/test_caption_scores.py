@@ -123,7 +123,7 @@ def test_scores_are_those_of_the_decoded_captions(data: Path, runs: list[Path], 
 
     results = Run(runs[1]).read_results()
     captions = (runs[1] / "decode" / "test.averaged.hyp").read_text().splitlines()
-    references = folder.CaptionData(data, folder.read(data)).references("test")
+    references = folder.CaptionData(data, folder.CaptionRecord.of(data)).references("test")
     assert len(captions) == 6 == results.sentences and results.architecture == "captioning_sas"
     plain = [[text.lower().rstrip(".!").replace(",", "") for text in texts] for texts in references.texts]
     bleu, _ = Bleu(4).compute_score(dict(enumerate(plain)), {n: [one] for n, one in enumerate(captions)}, verbose=0)

@@ -38,7 +38,7 @@ def test_batches_pair_each_caption_with_its_image(data: Path) -> None:
     task = task_of(data)
     dataset = task.read_split("test", by_image=False)
     assert len(dataset) == 12 and dataset.images.tolist() == [place // 2 for place in range(12)]
-    texts, words = folder.CaptionData(data, folder.read(data)).captions("test").texts, task.words
+    texts, words = folder.CaptionData(data, folder.CaptionRecord.of(data)).captions("test").texts, task.words
     batch = dataset.collater([0, 3, 10])
     assert "references" not in batch and batch["id"].tolist() == [0, 3, 10]
     for row, (image, caption) in enumerate(((0, 0), (1, 1), (5, 0))):

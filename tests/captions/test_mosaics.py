@@ -80,11 +80,11 @@ def test_corpus_has_features_of_the_network_and_pictures(
     out = tmp_path / "mosaics"
     flags = ["--images", str(images), "--network", str(network), "--out", str(out), "--mosaics", *COUNTS, "--cpu"]
     assert main(["prepare-mosaics", *flags]) == 0
-    record = folder.check(out, verify=True)
+    record = folder.CaptionRecord.checked(out, verify=True)
     assert record.counts == {"train": 30, "valid": 6, "test": 8} and record.captions["test"] == 40
     assert record.width == 64 and record.has_boxes and record.thumbnail == (64, 96) and not record.unverified
     made = mosaics.planned(images, [30, 6, 8], 1)
-    known = image_folder.read(images)
+    known = image_folder.ImageRecord.of(images)
     pixels = {split: image_folder.open_split(images, split, known)["pixels"] for split in made}
     model = build("preact_resnet20", classes=4, stage_blocks="1,1,1")
     model.load_state_dict(weights(network))

@@ -25,12 +25,12 @@ NUMBERS = [image["cocoid"] for image in images()]
 
 
 def stored(data: Path, split: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    found = folder.open_regions(data, split, folder.read(data))
+    found = folder.open_regions(data, split, folder.CaptionRecord.of(data))
     return np.array(found.features), np.array(found.boxes), found.ends
 
 
 def test_folder_contains_captions_words_and_regions(data: Path) -> None:
-    record = folder.check(data, verify=True)
+    record = folder.CaptionRecord.checked(data, verify=True)
     assert record.counts == {"train": 16, "valid": 4, "test": 6} and record.captions["train"] == 32
     assert record.width == captions.WIDTH and record.has_boxes and record.thumbnail is None
     opened = folder.CaptionData(data, record)
@@ -79,7 +79,7 @@ def test_features_without_boxes_are_recorded(official: Official, tmp_path: Path)
     for number in NUMBERS:
         np.savez_compressed(npz / f"{number}.npz", feat=regions(number)[0].astype(np.float16))
     assert main(tmp_path / "made", official[0], npz) == 0
-    assert not folder.read(tmp_path / "made").has_boxes and not stored(tmp_path / "made", "valid")[1].any()
+    assert not folder.CaptionRecord.of(tmp_path / "made").has_boxes and not stored(tmp_path / "made", "valid")[1].any()
 
 
 def test_finished_folder_is_kept_and_another_corpus_refused(
@@ -139,7 +139,7 @@ def test_coco_counts_and_dataset_are_checked(official: Official, tmp_path: Path,
         capsys, tmp_path / "made", flickr, official[1], name="coco-captions"
     )
     assert main(tmp_path / "made", *official, "--allow-other-data", name="coco-captions") == 0
-    differences = folder.read(tmp_path / "made").differences
+    differences = folder.CaptionRecord.of(tmp_path / "made").differences
     assert any("words, not 9,567" in each for each in differences)
     assert any("8 features per region, not 2,048" in each for each in differences)
     assert not list(tmp_path.glob("*.partial"))
@@ -299,14 +299,14 @@ def test_bad_records_are_refused(data: Path, tmp_path: Path, change: dict[str, A
     record = tmp_path / "pets" / "captions.json"
     record.write_text(json.dumps({**json.loads(record.read_text()), **change}))
     with pytest.raises(ValueError, match="damaged") as error:
-        folder.check(tmp_path / "pets")
+        folder.CaptionRecord.checked(tmp_path / "pets")
     assert message in str(error.value)
 
 
 def test_files_that_do_not_match_the_record_are_refused(data: Path, tmp_path: Path) -> None:
     pets = tmp_path / "pets"
     shutil.copytree(data, pets)
-    known = folder.read(pets)
+    known = folder.CaptionRecord.of(pets)
     (pets / "valid.regions").write_bytes(b"\0" * 8)
     with pytest.raises(ValueError, match=r"valid.regions: must have 9 regions, 1 to 1,000 for each image"):
         folder.open_regions(pets, "valid", known)

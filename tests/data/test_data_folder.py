@@ -171,4 +171,4 @@ def test_image_record_naming_an_outside_file_is_refused(field: str, tmp_path: Pa
     value = {"../train.npy": 6 if field == "sizes" else "0"}
     (tmp_path / "images.json").write_text(json.dumps({**known, "source": "folder", field: value}))
     with pytest.raises(ValueError, match=r"images\.json: damaged, .*: not a file of the data folder"):
-        image_folder.check(tmp_path)
+        image_folder.ImageRecord.checked(tmp_path)

@@ -112,7 +112,7 @@ FAULTS = [
     ),
     Fault(
         "data folder: file sizes are not compared",
-        "fairseq_resid/data/sizes.py",
+        "fairseq_resid/data/recorded.py",
         "file.stat().st_size != sizes[name]",
         "file.stat().st_size < 0",
         "data/test_data_folder.py",

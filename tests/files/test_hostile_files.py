@@ -69,8 +69,8 @@ def corpus(path: Path) -> None:
 
 
 def image_corpus(path: Path) -> None:
-    images.read(path.parent)
-    images.check(path.parent)
+    images.ImageRecord.of(path.parent)
+    images.ImageRecord.checked(path.parent)
 
 
 def all_lines(path: Path) -> None:

@@ -154,7 +154,7 @@ def test_data_folder_cannot_lead_outside(tmp_path: Path) -> None:
     farm.mkdir()
     (farm / "images.json").symlink_to(tmp_path / "private")
     with pytest.raises(ValueError, match="outside"):
-        image_folder.read(farm)
+        image_folder.ImageRecord.of(farm)
     text = (data / "corpus.json").read_text()
     for model in ("../private", str(tmp_path / "private"), "sub/../../private"):
         named = '{"post_process": "subword_nmt", "model": "%s"}' % model  # noqa: UP031

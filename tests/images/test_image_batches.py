@@ -33,7 +33,7 @@ def test_crops_and_mirrors_match_their_random_draws() -> None:
 
 
 def test_batches_depend_only_on_seed_and_epoch(data: Path) -> None:
-    known = images.read(data)
+    known = images.ImageRecord.of(data)
 
     def epoch(seed: int, number: int, size: int = 32) -> list[Any]:
         dataset = ImageDataset(data, "train", known, seed, True, 4, True)

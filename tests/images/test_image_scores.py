@@ -28,7 +28,7 @@ def test_scores_belong_to_the_last_checkpoint(data: Path, runs: list[Path], caps
     results = Run(runs[0]).read_results()
     model = build("preact_resnet20", classes=4, stage_blocks="1,1,1")
     model.load_state_dict(weights(runs[0]))
-    dataset = ImageDataset(data, "test", images.read(data), 1, False, 0, False)
+    dataset = ImageDataset(data, "test", images.ImageRecord.of(data), 1, False, 0, False)
     sample = dataset.collater(list(range(len(dataset))))
     with torch.no_grad():
         logits = model.eval()(sample["net_input"]["images"])

@@ -254,7 +254,7 @@ def test_wrong_flags_are_refused(
 def test_reader_names_a_changed_or_missing_file(made: Path, tmp_path: Path) -> None:
     out = tmp_path / "animals"
     shutil.copytree(made, out)
-    known = image_folder.read(out)
+    known = image_folder.ImageRecord.of(out)
     shutil.copy(out / "test.npy", out / "valid.npy")
     with pytest.raises(ValueError, match=r"valid\.npy: not the valid split of "):
         image_folder.open_split(out, "valid", known)
@@ -299,4 +299,4 @@ def test_sizes_out_of_range_are_refused_before_building_a_model(
     file = tmp_path / "animals" / "images.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
     with pytest.raises(ValueError, match=rf"images\.json: damaged, .*{said}"):
-        image_folder.read(tmp_path / "animals")
+        image_folder.ImageRecord.of(tmp_path / "animals")

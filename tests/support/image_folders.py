@@ -46,7 +46,7 @@ def record_of(data: Path) -> dict[str, Any]:
 
 def stored(data: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels and pixels of a split."""
-    images = image_folder.open_split(data, split, image_folder.read(data))
+    images = image_folder.open_split(data, split, image_folder.ImageRecord.of(data))
     return np.array(images["label"]), np.array(images["pixels"])
 
 

@@ -100,7 +100,7 @@ def image_data(folder: Path) -> None:
     """Read a data folder of images as training does."""
     from fairseq_resid.tasks.images import ImageDataset
 
-    known = image_folder.check(folder / "farm-bin")
+    known = image_folder.ImageRecord.checked(folder / "farm-bin")
     for split in known.counts:
         dataset = ImageDataset(folder / "farm-bin", split, known, 1, split == "train", 0, False)
         if len(dataset):
@@ -121,7 +121,7 @@ def caption_data(folder: Path) -> None:
 
     from fairseq_resid.tasks.captions import CaptionDataset
 
-    data = caption_folder.CaptionData(folder / "pets-bin", caption_folder.check(folder / "pets-bin"))
+    data = caption_folder.CaptionData(folder / "pets-bin", caption_folder.CaptionRecord.checked(folder / "pets-bin"))
     words = Dictionary.load(str(data.path / caption_folder.DICTIONARY))
     for split in data.record.counts:
         dataset = CaptionDataset(data, split, words, by_image=False, shuffles=split == "train")
@@ -314,7 +314,7 @@ def write_image_data(folder: Path) -> None:
 def caption_results(run: Path, data: Path, seed: int) -> None:
     """Write the files that evaluation writes to the run folder of a captioning model."""
     choose = random.Random(seed)
-    references = caption_folder.CaptionData(data, caption_folder.read(data)).references("test")
+    references = caption_folder.CaptionData(data, caption_folder.CaptionRecord.of(data)).references("test")
     scores = [
         CaptionScore(image, choose.uniform(0, 300), len(texts))
         for image, texts in zip(references.ids, references.texts, strict=True)

@@ -16,62 +16,50 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
-from ... import records
 from ...files import MOST_COUNT, bounded, inside, open_any_size, read_rows
-from ..sizes import check_names, check_sizes
+from ..recorded import FolderRecord, RecordedFolder
 from ..text.forms import TextForm
 
 RECORD = "captions.json"
 DICTIONARY = "dict.captions.txt"
 TASK = "image_captioning"  # the fairseq task that reads such a folder
-WRITER = "fairseq-resid prepare-captions"
-SPLITS = ("train", "valid", "test")
 MOST_REGIONS, MOST_WIDTH, MOST_PIXELS = 1000, 1 << 16, 1 << 22  # regions per image; their width; pixels per thumbnail
 MOST_WORDS, MOST_CAPTIONS = 1000, 1000  # words per caption; captions per image
 PARTS = {"features": "<f2", "boxes": "<f4", "regions": "<u2", "thumbnails": "u1"}  # types of the mapped files
 
 
 @dataclass(frozen=True, kw_only=True)
-class CaptionRecord:
+class CaptionRecord(FolderRecord):
     """DATA/captions.json.
 
-    counts, captions, regions: numbers of images, captions and regions by split
+    captions, regions: numbers of captions and regions by split
     width: number of features per region; words: size of the dictionary
     has_boxes: whether the boxes are known; otherwise all are 0
     thumbnail: height and width of the pictures, if there are any
-    read: SHA-256 of each input by name: the captions file, and the names, sizes and times of the feature files
-    differences: differences from the corpus of this name; unverified: input without a known checksum
-    asked: the settings that the folder was made with
-    sizes, checksums: bytes and SHA-256 of every other file of the folder
+    read: checksums of the input: of the captions file, and of the names, sizes and times of the feature files
     """
 
-    name: str
-    counts: dict[str, int]
+    file: ClassVar[str] = RECORD
+    writer: ClassVar[str] = "fairseq-resid prepare-captions"
+
     captions: dict[str, int]
     regions: dict[str, int]
     width: int
     words: int
     has_boxes: bool
     thumbnail: tuple[int, int] | None = None
-    read: dict[str, str] = field(default_factory=dict)
-    differences: list[str] = field(default_factory=list)
-    unverified: list[str] = field(default_factory=list)
-    asked: dict[str, Any] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    checksums: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_names([*self.sizes, *self.checksums])
+        super().__post_init__()
         bounded(self.width, 1, MOST_WIDTH)
-        for counts in (self.counts, self.captions, self.regions):
-            for count in counts.values():
-                bounded(count, 0, MOST_COUNT)
+        for count in (*self.captions.values(), *self.regions.values()):
+            bounded(count, 0, MOST_COUNT)
         if self.thumbnail and not 0 < min(self.thumbnail) <= max(self.thumbnail) <= MOST_PIXELS // max(self.thumbnail):
             raise ValueError(f"thumbnail: {list(self.thumbnail)}: must be positive, at most {MOST_PIXELS:,} pixels")
 
@@ -87,31 +75,11 @@ class Captions:
         return len(self.ids)
 
 
-@dataclass(frozen=True)
-class CaptionData:
+class CaptionData(RecordedFolder[CaptionRecord]):
     """A data folder of captions: its path and its captions.json."""
 
     post_process = None  # captions consist of whole words
     form = TextForm("en")
-
-    path: Path
-    record: CaptionRecord
-
-    @property
-    def name(self) -> str:
-        return self.record.name
-
-    @property
-    def differences(self) -> list[str]:
-        return self.record.differences
-
-    @property
-    def unverified(self) -> list[str]:
-        return self.record.unverified
-
-    @property
-    def preparation(self) -> dict[str, Any]:
-        return self.record.asked
 
     def inputs(self, subset: str) -> list[Path]:
         """Return the files that decoding and scoring `subset` depend on."""
@@ -148,28 +116,6 @@ class Regions:
         """Return the features and boxes of an image, (regions, width + 4) in fp32."""
         here = slice(self.ends[image - 1] if image else 0, self.ends[image])
         return np.concatenate([self.features[here].astype(np.float32), self.boxes[here]], axis=1)
-
-
-def read(data: Path) -> CaptionRecord:
-    """Read DATA/captions.json.
-
-    Raises: ValueError naming the folder or file and the problem; OSError.
-    """
-    if not data.is_dir():
-        raise ValueError(f"{data}: no such data folder")
-    return records.read(inside(data, RECORD), CaptionRecord, WRITER)
-
-
-def check(data: Path, verify: bool = False) -> CaptionRecord:
-    """Compare the file sizes in a data folder with those in captions.json.
-
-    verify: compare checksums too
-
-    Raises: ValueError naming every file that is missing or damaged; the errors of `read`.
-    """
-    known = read(data)
-    check_sizes(data, RECORD, known.sizes, known.checksums if verify else {})
-    return known
 
 
 def read_captions(data: Path, name: str, images: int | None) -> Captions:

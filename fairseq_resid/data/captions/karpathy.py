@@ -12,7 +12,8 @@ import msgspec
 from msgspec import Struct
 
 from ...files import read_bytes
-from .folder import MOST_CAPTIONS, MOST_WORDS, SPLITS, Captions
+from ..recorded import SPLITS
+from .folder import MOST_CAPTIONS, MOST_WORDS, Captions
 
 MOST_JSON = 1 << 29  # bytes; dataset_coco.json is 144 MB in size
 SPLIT_NAMES = {"train": "train", "restval": "train", "val": "valid", "test": "test"}

@@ -118,7 +118,7 @@ def captions(mosaic: Mosaic, nouns: Mapping[int, str], seed: int) -> list[str]:
 
 def planned(data: Path, counts: Sequence[int], seed: int) -> dict[str, list[tuple[Mosaic, list[str]]]]:
     """Return the mosaics and their captions, by the split of their photographs: `valid` or `test`."""
-    record = images.read(data)
+    record = images.ImageRecord.of(data)
     names = [name.replace("_", " ").lower() for name in record.classes]
     found: dict[str, list[tuple[Mosaic, list[str]]]] = {"valid": [], "test": []}
     first = FIRST_ID

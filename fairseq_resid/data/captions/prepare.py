@@ -21,9 +21,10 @@ from ...cli.frame import command
 from ...cli.progress import Progress
 from ...files import locked, open_to_append, partial_of, read_bytes, sha256, write_text
 from ...foreign import say
+from ..recorded import SPLITS
 from . import folder as caption_folder
 from .features import FeatureSource, open_features, state_of
-from .folder import DICTIONARY, PARTS, RECORD, SPLITS, CaptionRecord, Captions
+from .folder import DICTIONARY, PARTS, RECORD, CaptionRecord, Captions
 from .karpathy import LEAST, CaptionCorpus, read_corpus
 
 
@@ -111,7 +112,7 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
     record = records.remembered(out / RECORD, CaptionRecord)
     if record is None or record.asked != asked(manifest, options) or record.read != read_of(options):
         raise ValueError(f"{out}: exists, but was not made from these files; remove it or choose another --out")
-    caption_folder.check(out, options.verify)
+    CaptionRecord.checked(out, options.verify)
     for difference in record.differences:
         say(f"not as published: {difference}")
     say(f"{out}: already contains these captions ({'checksums' if options.verify else 'sizes'} verified)")

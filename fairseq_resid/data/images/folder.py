@@ -9,60 +9,46 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 import numpy as np
 
-from ... import records
-from ...files import MOST_COUNT, inside
-from ..sizes import check_names, check_sizes
+from ..recorded import FolderRecord, RecordedFolder
 
 RECORD = "images.json"
 TASK = "image_classification"  # the fairseq task that reads such a folder
-WRITER = "fairseq-resid prepare-images"
-SPLITS = ("train", "valid", "test")
 MOST_VALUES = 1 << 22  # values per image, such as 3 x 1,182 x 1,182
 MOST_CLASSES = 1 << 16  # labels are stored in 16 bits
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageRecord:
+class ImageRecord(FolderRecord):
     """DATA/images.json.
 
-    classes: class names in the order of the labels; shape: channels, height, width; counts: images per split
+    classes: class names in the order of the labels; shape: channels, height, width
     mean, deviation: per channel over the training split, for pixels from 0 to 1
     source: "release" for images from the binary archive, "folder" for image files by class
-    read: SHA-256 of the input, by name: an archive, or the names and sizes of the files in a folder
-    differences: differences from the corpus of this name; unverified: files that were not verified by a checksum
-    asked: the settings that the folder was made with; tools: versions of the libraries that decode image files
-    sizes, checksums: bytes and SHA-256 of every other file of the folder
+    read: checksums of the input: of an archive, or of the names and sizes of the files in a folder
+    tools: versions of the libraries that decode image files
     """
 
-    name: str
+    file: ClassVar[str] = RECORD
+    writer: ClassVar[str] = "fairseq-resid prepare-images"
+
     classes: list[str]
     shape: tuple[int, int, int]
-    counts: dict[str, int]
     mean: list[float]
     deviation: list[float]
     source: str
-    read: dict[str, str] = field(default_factory=dict)
-    differences: list[str] = field(default_factory=list)
-    unverified: list[str] = field(default_factory=list)
-    asked: dict[str, Any] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    checksums: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_names([*self.sizes, *self.checksums])
+        super().__post_init__()
         # The shape and the number of classes determine the sizes of a model's first and last layers.
         if min(self.shape) < 1 or math.prod(self.shape) > MOST_VALUES:
             raise ValueError(f"shape: {list(self.shape)}: must be positive, with a product of at most {MOST_VALUES:,}")
         if not 1 <= len(self.classes) <= MOST_CLASSES:
             raise ValueError(f"classes: {len(self.classes):,}: must be 1 to {MOST_CLASSES:,}")
-        for split, count in self.counts.items():
-            if not 0 <= count <= MOST_COUNT:
-                raise ValueError(f"counts: {split}: {count}: must be 0 to {MOST_COUNT:g}")
 
 
 def dtype(shape: tuple[int, int, int]) -> np.dtype[Any]:
@@ -76,50 +62,8 @@ def begin(file: IO[bytes], shape: tuple[int, int, int], count: int) -> None:
     np.lib.format.write_array_header_1_0(file, header)
 
 
-@dataclass(frozen=True)
-class ImageData:
+class ImageData(RecordedFolder[ImageRecord]):
     """A data folder of images: its path and its images.json."""
-
-    path: Path
-    record: ImageRecord
-
-    @property
-    def name(self) -> str:
-        return self.record.name
-
-    @property
-    def differences(self) -> list[str]:
-        return self.record.differences
-
-    @property
-    def unverified(self) -> list[str]:
-        return self.record.unverified
-
-    @property
-    def preparation(self) -> dict[str, Any]:
-        return self.record.asked
-
-
-def read(data: Path) -> ImageRecord:
-    """Read DATA/images.json.
-
-    Raises: ValueError naming the folder or file and the problem; OSError.
-    """
-    if not data.is_dir():
-        raise ValueError(f"{data}: no such data folder")
-    return records.read(inside(data, RECORD), ImageRecord, WRITER)
-
-
-def check(data: Path, verify: bool = False) -> ImageRecord:
-    """Compare the file sizes in a data folder with those in images.json.
-
-    verify: compare checksums too
-
-    Raises: ValueError naming every file that is missing or damaged; the errors of `read`.
-    """
-    known = read(data)
-    check_sizes(data, RECORD, known.sizes, known.checksums if verify else {})
-    return known
 
 
 def open_split(data: Path, split: str, known: ImageRecord) -> np.memmap[Any, Any]:

@@ -27,10 +27,11 @@ from ...cli.machine import cores, versions
 from ...cli.progress import Progress
 from ...files import locked, partial_of, sha256
 from ...foreign import say
+from ..recorded import SPLITS
 from . import folder as image_folder
 from . import manifest as manifests
 from . import sources
-from .folder import RECORD, SPLITS, ImageRecord
+from .folder import RECORD, ImageRecord
 from .manifest import ImageManifest
 from .sources import Images, ImageSourceOptions, Source
 
@@ -118,7 +119,7 @@ def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
             (work / ".lock").unlink()
             work.rmdir()
     record = _check_same(out, settings, source)
-    image_folder.check(out, options.verify)
+    ImageRecord.checked(out, options.verify)
     if (work / "raw").is_dir():  # the run was killed after renaming its result
         shutil.rmtree(work, ignore_errors=True)
     _show_differences(record)

@@ -10,7 +10,7 @@ import msgspec
 
 from ... import records
 from ...files import inside, read_lines
-from ..sizes import check_names, check_sizes
+from ..recorded import check_names, check_sizes
 from .binarised import check_regular, check_texts
 from .forms import TextForm, check_languages, check_tokenizer
 from .segmentation import Segmenter

@@ -1,0 +1,123 @@
+"""Data folders with a record, a JSON file that lists all other files, and the checks of a folder against its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from .. import records
+from ..files import MOST_COUNT, inside, sha256
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SPLITS = ("train", "valid", "test")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Check the file names in a record, because the record may come from somebody else.
+
+    Raises: ValueError naming the first file outside the data folder.
+    """
+    for name in names:
+        if not name or "\0" in name or name.startswith("/") or ".." in PurePosixPath(name).parts:
+            raise ValueError(f"{name!r}: not a file of the data folder; must be a relative path without ..")
+
+
+def check_sizes(data: Path, record: str, sizes: Mapping[str, int], checksums: Mapping[str, str]) -> None:
+    """Compare the files of a data folder with the sizes and checksums in its record.
+
+    Raises: ValueError naming every file that is missing or damaged.
+    """
+    damaged = []
+    for name in dict.fromkeys([*sizes, *checksums]):
+        file = data / name
+        if not file.is_file():
+            damaged.append(f"{name} is missing")
+        elif name in sizes and file.stat().st_size != sizes[name]:
+            damaged.append(f"{name} has {file.stat().st_size:,} bytes, not {sizes[name]:,}")
+        elif name in checksums and sha256(file) != checksums[name]:
+            damaged.append(f"{name} does not have the checksum recorded in {record}")
+    if damaged:
+        raise ValueError(f"{data}: damaged: {'; '.join(damaged)}; remove the folder and prepare it again")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderRecord:
+    """The record of a data folder of images or captions.
+
+    file: name of the record in the folder; writer: the command that writes it
+    counts: number of images by split
+    read: SHA-256 of each input, by name
+    differences: differences from the corpus of this name; unverified: input without a known checksum
+    asked: the settings that the folder was made with
+    sizes, checksums: bytes and SHA-256 of every other file of the folder
+    """
+
+    file: ClassVar[str]
+    writer: ClassVar[str]
+
+    name: str
+    counts: dict[str, int]
+    read: dict[str, str] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    asked: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        check_names([*self.sizes, *self.checksums])
+        for split, count in self.counts.items():
+            if not 0 <= count <= MOST_COUNT:
+                raise ValueError(f"counts: {split}: {count}: must be 0 to {MOST_COUNT:g}")
+
+    @classmethod
+    def of(cls, data: Path) -> Self:
+        """Read the record of a data folder.
+
+        Raises: ValueError naming the folder or file and the problem; OSError.
+        """
+        if not data.is_dir():
+            raise ValueError(f"{data}: no such data folder")
+        return records.read(inside(data, cls.file), cls, cls.writer)
+
+    @classmethod
+    def checked(cls, data: Path, verify: bool = False) -> Self:
+        """Read the record of a data folder, and compare the sizes of its files with it.
+
+        verify: compare checksums too
+        Raises: ValueError naming every file that is missing or damaged; the errors of `of`.
+        """
+        known = cls.of(data)
+        check_sizes(data, cls.file, known.sizes, known.checksums if verify else {})
+        return known
+
+
+Record = TypeVar("Record", bound=FolderRecord)
+
+
+@dataclass(frozen=True)
+class RecordedFolder(Generic[Record]):
+    """A data folder: its path and its record."""
+
+    path: Path
+    record: Record
+
+    @property
+    def name(self) -> str:
+        return self.record.name
+
+    @property
+    def differences(self) -> list[str]:
+        return self.record.differences
+
+    @property
+    def unverified(self) -> list[str]:
+        return self.record.unverified
+
+    @property
+    def preparation(self) -> dict[str, Any]:
+        return self.record.asked
