@@ -11,7 +11,7 @@ repair the environment; it exits immediately if there is nothing to do.
 
   --python PYTHON   a path, a command on PATH, or a version such as 3.12 (default: the newest of 3.13, 3.12,
                     3.11 and 3.10 on PATH or under pyenv). 3.11 and later use fairseq-fixed, 3.10 uses fairseq 0.12.2
-  --with-tests      also install the tools for scripts/test.sh and scripts/docs.sh, and the engines for exports
+  --with-tests      also install the tools for scripts/test.sh and scripts/docs.sh, and all optional packages
 
 Environment variables:
   FAIRSEQ_RESID_VENV     folder of the environment          (default: .venv next to setup.py)

@@ -28,7 +28,7 @@ from ..cli import frame, machine
 from ..cli.progress import clock
 from ..files import inside, last_lines, locked, matching, read_lines, write_text
 from ..foreign import say
-from ..runs import devices
+from ..runs import devices, launch
 from . import archive, kept, plan, work
 from .executors import Executor, LocalExecutor, StartedRun, SubmititExecutor, group_gpus
 from .kept import Note
@@ -242,9 +242,11 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         return 0
     if not (options.results or options.plan or options.pack):
         plan.check_study(study, options.study)
-        if state.missing() and archive.runs_folder(place.kept) != place.kept:
-            archive.unpack(place.kept)  # the study continues
         place.claim()
+        if missing := state.missing():
+            launch.check_data(plan.flags_of(study, missing[0]))  # before the first run: a failed one needs --retry
+            if archive.runs_folder(place.kept) != place.kept:
+                archive.unpack(place.kept)  # the study continues
         with locked(place.work / ".lock", f"{place.work}: another process is running this study"):
             if options.retry:
                 for name in state.failed:

@@ -93,7 +93,8 @@ def test_interrupt_stops_the_runs_too(stub: Any, tmp_path: Path) -> None:
     code = f"import sys; sys.path[:0] = {[str(ROOT), str(tmp_path)]!r}; import study_in_a_child"
     (tmp_path / "study_in_a_child.py").write_text(
         f"import sys\nsys.path.append({str(ROOT / 'tests')!r})\nfrom support import studies\n"
-        "from fairseq_resid.study import study\nfrom pathlib import Path\n"
+        "from fairseq_resid.study import study\nfrom fairseq_resid.runs import launch\nfrom pathlib import Path\n"
+        "launch.check_data = lambda _: None\n"
         f"study.command = studies.stubbed(Path({str(tmp_path / 'stub.py')!r}))\n"
         f"sys.exit(study.main({[*words, '--jobs', '2']!r}))\n"
     )
@@ -245,6 +246,13 @@ def test_bad_options_are_refused(
     except SystemExit as end:
         code = end.code  # type: ignore[assignment]
     assert code == 2 and message in capsys.readouterr().err
+
+
+def test_missing_data_is_reported_before_the_first_run(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    assert study.main([str(file), "--work", str(tmp_path / "work")]) == 2
+    out, error = capsys.readouterr()
+    assert error == "fairseq-resid study: error: data-bin/trial: no such data folder\n" and "started" not in out
+    assert not (tmp_path / "work" / "failed").exists()
 
 
 def test_unknown_run_or_file_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -23,6 +23,16 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def test_documented_plan_is_valid_and_every_key_is_documented(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "studies.md").read_text()
+    (text,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    path = written(tmp_path, text)
+    plan.check_study(plan.read_study(path), path)
+    section = page[page.index("## Your own study") : page.index("## How results are computed")]
+    keys = {name for kind in (plan.Study, plan.Tuning, plan.PlanStep) for name in kind.__struct_fields__}
+    assert not {key for key in keys if f"`{key}`" not in section}
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -59,8 +59,8 @@ SHORTENED = {
     "data-prep/iwslt15-en-vi.sh": mirrored("vi"),
     "data-prep/wmt14-en-de.sh": mirrored("de"),
     "data-prep/wmt14-en-fr.sh": f"{mirrored('fr')} --limit 100",  # the required disk space is that of the real corpus
-    "data-prep/multi30k-en-de.sh --profile published": "--allow-other-data --allow-low-ceiling",
-    "data-prep/multi30k-en-de.sh": "--allow-other-data",
+    "data-prep/multi30k-en-de.sh --profile published": "--raw multi30k --allow-other-data --allow-low-ceiling",
+    "data-prep/multi30k-en-de.sh": "--raw multi30k --allow-other-data",
     "scripts/train.sh multi30k-en-de-published": PUBLISHED,
     # The next two commands would otherwise create a folder that already exists.
     "fairseq-resid prepare phrasebook": "--train 400 --valid 20 --test 20",
