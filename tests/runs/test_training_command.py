@@ -58,7 +58,7 @@ def test_whole_number_has_a_default_and_a_minimum() -> None:
     assert parse(["--n", "0"]).integer("--n", least=0) == 0
 
 
-@pytest.mark.parametrize("study", ["multi30k-depth", "cifar10-small"])
+@pytest.mark.parametrize("study", ["multi30k-depth", "cifar10-small", "mosaic-captions"])
 def test_every_archived_command_is_read_and_written_unchanged(study: str) -> None:
     folders = archive.run_folders(archive.runs_folder(ROOT / "studies" / study))
     assert len(folders) > 5
