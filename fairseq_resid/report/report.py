@@ -61,13 +61,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class StudyPart:
-    """The page's section on a study."""
+    """The page's section on a study.
+
+    figures: by name, those that belong to a table; others: the figures that belong to no table
+    """
 
     name: str
     title: str
-    notes: list[str]
+    summary: list[str]
     tables: list[tables.StudyTable]
-    figures: list[Figure]
+    figures: dict[str, Figure]
+    others: list[Figure]
+    notes: list[str]
 
 
 @dataclass(frozen=True)
@@ -227,8 +232,11 @@ def study_part(file: Path, folder: Path) -> StudyPart:
     runs = archive.runs_folder(archive.kept_folder(file))
     found = results.build_results(study, kept.load_notes(study, file, runs), runs)
     drawn = study_plots.draw_study(study, found, runs, folder)
-    figures = [figure(path, f"{study_plots.CAPTIONS[path.stem]}.") for path in drawn]
-    return StudyPart(name, found.title, tables.notes(found), tables.tables(found), figures)
+    figures = {path.stem: figure(path, f"{study_plots.CAPTIONS[path.stem]}.") for path in drawn}
+    shown = tables.tables(found)
+    placed = {plot for table in shown for plot in table.plots}
+    others = [one for plot, one in figures.items() if plot not in placed]
+    return StudyPart(name, found.title, tables.summary(found), shown, figures, others, tables.notes(found))
 
 
 def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untested: str = "") -> str:

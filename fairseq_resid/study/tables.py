@@ -15,7 +15,7 @@ from ..tasks import kinds
 from . import archive, plots
 from .kept import Note
 from .plan import Study
-from .results import Comparison, StudyResults, build_results
+from .results import Comparison, Row, StudyResults, build_results
 from .statistics import LEVEL, POWER, Effect
 
 EPOCHS = 12  # maximum number of epochs, one per column, in the table of gaps
@@ -73,7 +73,7 @@ def tables(results: StudyResults) -> list[StudyTable]:
     """Return the non-empty tables of a study."""
     task, main = kinds.of_measure(results.measure), results.measure
     digits = {name: one.digits for name, one in task.measures.items()}
-    found = [scores(results)]
+    found = []
     for name in sorted(task.measures, key=lambda name: name != main):
         compared: list[Sequence[str]] = []
         for row in results.rows:
@@ -88,6 +88,8 @@ def tables(results: StudyResults) -> list[StudyTable]:
         headings = ("setting", "arm", "at", "seeds (arm, baseline)", *EFFECT, *more, "smallest detectable")
         shown = ("effects", "settings") if name == main else ()
         found.append(StudyTable(f"{name} minus the baseline's", headings, compared, 4, shown))
+        if name == main:
+            found.append(scores(results))
     found.append(gaps(results))
     crossed: list[Sequence[str]] = []
     for one in results.interactions:
@@ -164,6 +166,48 @@ def gaps(results: StudyResults) -> StudyTable:
     return StudyTable(title, ("setting", "arm", "at", *map(str, epochs)), rows, 3, ("gap", "curves"))
 
 
+def verdict(results: StudyResults, row: Row) -> str:
+    """Return the verdict on an arm that was compared with the baseline."""
+    if row.holm is None:
+        return "Not tested"
+    if row.holm >= LEVEL:
+        return "No measurable difference"
+    difference = plots.main_effect(results, row).difference
+    return "Better" if (difference < 0) == plots.is_less_better(results.measure) else "Worse"
+
+
+def summary(results: StudyResults) -> list[str]:
+    """Return sentences that say which arms are better or worse than the baseline, and which runs are missing."""
+    main, base = results.measure, results.baseline
+    task = kinds.of_measure(main)
+    digits = task.measures[main].digits
+    groups: dict[tuple[str, str], list[Row]] = {}
+    scores: dict[str, str] = {}  # of the baseline in each setting, at its own best value
+    for row in results.rows:
+        compared = groups.setdefault((row.setting, row.at), [])
+        if row.against and main in row.against.effects:
+            compared.append(row)
+        elif row.arm == base and main in row.means.get(task.best, {}):
+            scores.setdefault(row.setting, f"{base} has {main} {row.means[task.best][main].text(digits)}. ")
+    lines = []
+    for (setting, at), rows in groups.items():
+        told: dict[str, list[str]] = {
+            name: [] for name in ("Better", "Worse", "No measurable difference", "Not tested")
+        }
+        for row in sorted(rows, key=lambda row: plots.main_effect(results, row).difference):
+            difference = plots.main_effect(results, row).difference
+            told[verdict(results, row)].append(f"{row.arm} ({difference:+.{digits}f})")
+        verdicts = " ".join(f"{name}: {', '.join(arms)}." for name, arms in told.items() if arms)
+        where = f"{setting}, {at_of(at)}" if at else setting
+        lines.append(f"{where}: {scores.get(setting, '')}{verdicts or 'No other arm has finished.'}")
+    # The name of a run starts with its setting and arm.
+    missing = Counter(" ".join(name.split(".")[:2]) for name in results.missing)
+    listed = ", ".join(f"{what} ({count})" for what, count in missing.items())
+    more = f", and {results.unnamed} that depend on tuning" if results.unnamed else ""
+    lines.append(f"Missing runs: {listed}{more}." if missing else "No runs are missing.")
+    return lines
+
+
 def notes(results: StudyResults) -> list[str]:
     """Return the notes that explain the tables."""
     task = kinds.of_measure(results.measure)
@@ -189,6 +233,7 @@ def notes(results: StudyResults) -> list[str]:
         f"Differences use all seeds of both groups. Intervals and p both come from one variance over seeds, "
         f"{task.examples} and their interaction, with Satterthwaite's degrees of freedom.",
         f"There is no interval and no p if {', '.join(reasons[:-1])} or {reasons[-1]}.",
+        f"Better and worse: the Holm-corrected p is below {LEVEL:g}. "
         "Holm's correction covers one family of tests at a time: all arms compared with the baseline in one setting, "
         f"{families}.",
         f"Smallest detectable: about the smallest true difference that would be found with {POWER:.0%} power at the "
@@ -201,11 +246,6 @@ def notes(results: StudyResults) -> list[str]:
         number_of = len(results.without_data)
         has = "1 run has" if number_of == 1 else f"{number_of} runs have"
         lines.append(f"{has} no data fingerprint, so their data was not checked: {', '.join(results.without_data)}.")
-    # The name of a run starts with its setting and arm.
-    missing = Counter(" ".join(name.split(".")[:2]) for name in results.missing)
-    listed = ", ".join(f"{count} of {what}" for what, count in missing.items()) or "none"
-    more = f", and {results.unnamed} that depend on tuning" if results.unnamed else ""
-    lines.append(f"Missing runs: {listed}{more}.")
     if results.archive:
         lines.append(f"The archive of the kept runs has the SHA-256 {results.archive}.")
     return lines
@@ -213,13 +253,16 @@ def notes(results: StudyResults) -> list[str]:
 
 def markdown(results: StudyResults, drawn: Sequence[str] = ()) -> str:
     """Return the tables as a Markdown page; drawn: names of the plots in the same folder."""
-    listed = "\n".join(f"- {escaped(note)}" for note in notes(results))
-    blocks = [f"# {escaped(results.title)}\n", listed + "\n"]
+    blocks = [f"# {escaped(results.title)}\n", bullets(summary(results))]
     for table in tables(results):
         blocks.append(f"## {table.title}\n")
         blocks += [f"![{plots.CAPTIONS[plot]}]({plot}.svg)\n" for plot in table.plots if plot in drawn]
         blocks.append(layout.markdown(table.headings, table.rows, [], table.left).rstrip("\n") + "\n")
-    return "\n".join(blocks)
+    return "\n".join([*blocks, "## How to read this page\n", bullets(notes(results))])
+
+
+def bullets(lines: Sequence[str]) -> str:
+    return "".join(f"- {escaped(line)}\n" for line in lines)
 
 
 def write_results(study: Study, notes: Mapping[str, Note], folder: Path) -> list[Path]:

@@ -205,7 +205,7 @@ def test_page_shows_a_study(tmp_path: Path, capsys: Any) -> None:
     found = Page(out.read_text())
     assert found.ids == ["study-trial"] and found.links == ["#study-trial"] and len(found.images) == 5
     said = " ".join(found.text)
-    assert "NLL minus the baseline's" in said and "-0.2000" in said and "Missing runs: none." in said
+    assert "NLL minus the baseline's" in said and "-0.2000" in said and "No runs are missing." in said
     with pytest.raises(SystemExit):
         report.main(["--out", str(out)])
     assert "give one or more run folders, or a study" in capsys.readouterr().err

@@ -54,7 +54,7 @@ def test_complete_study_gives_all_results(file: Path, tmp_path: Path, capsys: Ca
     assert effects[1].p is None and compared[2].effects["NLL"] == crossed.comparison.effects["NLL"]
     page = (folder / "results.md").read_text()
     assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 2, 2, 2 | -0.3000 | [" in page
-    assert "| flat | sas | own best | 0.004 | 2 | 1,000 | 0.02 | 2.8" in page and "Missing runs: none." in page
+    assert "| flat | sas | own best | 0.004 | 2 | 1,000 | 0.02 | 2.8" in page and "No runs are missing." in page
     for plot in ("effects", "settings", "gap", "tuning", "curves"):
         assert (folder / f"{plot}.svg").read_text().startswith("<?xml")
         assert f"]({plot}.svg)" in page
@@ -203,6 +203,31 @@ def test_runs_without_a_data_fingerprint_are_reported(file: Path, tmp_path: Path
     )
 
 
+@pytest.mark.parametrize(
+    ("measure", "holm", "said"),
+    [
+        ("NLL", 0.049, "Better: sas (-0.2000)."),
+        ("BLEU", 0.049, "Worse: sas (-1.00)."),
+        ("NLL", 0.05, "No measurable difference: sas (-0.2000)."),
+        ("NLL", None, "Not tested: sas (-0.2000)."),
+    ],
+)
+def test_summary_follows_the_corrected_p(
+    file: Path, tmp_path: Path, measure: str, holm: float | None, said: str
+) -> None:
+    trial = plan.read_study(file)
+    complete = results.build_results(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
+    base, sas = (row for row in complete.rows if (row.setting, row.at) == ("flat", "own"))
+    assert sas.against is not None
+    effects = {"NLL": sas.against.effects["NLL"], "BLEU": statistics.Effect(-1.0)}
+    sas = replace(sas, holm=holm, against=replace(sas.against, effects=effects))
+    lines = tables.summary(replace(complete, measure=measure, rows=[base, sas], missing=["deep.sas.0.004.seed1"]))
+    value = base.means["averaged"][measure].text({"NLL": 4, "BLEU": 2}[measure])
+    assert lines == [f"flat, own best: base has {measure} {value}. {said}", "Missing runs: deep sas (1)."]
+    lines = tables.summary(replace(complete, measure=measure, rows=[base]))
+    assert lines[0] == f"flat, own best: base has {measure} {value}. No other arm has finished."
+
+
 def test_incomplete_study_gives_results_so_far(file: Path, tmp_path: Path) -> None:
     trial = plan.read_study(file)
     folder = tmp_path / "trial"
@@ -222,5 +247,5 @@ def test_incomplete_study_gives_results_so_far(file: Path, tmp_path: Path) -> No
     assert found.contrasts[1].comparison.seeds == [1, 1]
     page = tables.markdown(found)
     assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 0, 1, 1 |  |" in page
-    assert "| none: 1 diverged |" in page and "Missing runs: 1 of flat sas, 2 of deep base" in page
+    assert "| none: 1 diverged |" in page and "Missing runs: flat sas (1), deep base (2)" in page
     assert "1 of 2, 1 diverged" in page
