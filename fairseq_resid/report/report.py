@@ -63,7 +63,7 @@ class Figure:
 class StudyPart:
     """The page's section on a study.
 
-    figures: by name, those that belong to a table; others: the figures that belong to no table
+    figures: all figures by name; others: those that belong to no table
     """
 
     name: str

@@ -91,7 +91,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     epochs: first and last epoch of an additional average, scored for every run that trains long enough
     average: number of last checkpoints to average, for translation; analyze: number of seeds per arm to analyse
     plan: the comparisons, most important first
-    contrasts: post-hoc comparisons on all seeds of each group, "SETTING ARM [VALUE]": the first minus the second, or
+    contrasts: further comparisons on all seeds of each group, "SETTING ARM [VALUE]": the first minus the second, or
         with four groups, the first minus the second, minus the same difference of the third and fourth
     """
 

@@ -99,7 +99,7 @@ class Interaction:
 
 @dataclass(frozen=True)
 class Contrast:
-    """A post-hoc comparison; groups: as written in the study file."""
+    """A comparison of groups that the study names; groups: as written in its file."""
 
     groups: list[str]
     comparison: Comparison
@@ -355,7 +355,7 @@ def _against(kept: KeptRuns, row: Row, rows: Sequence[Row]) -> Row:
     return replace(row, against=found, gap=gap)
 
 
-def baselines(study: Study, rows: Sequence[Row], at: str | None = None) -> dict[str, Row]:
+def baselines(study: Study | StudyResults, rows: Sequence[Row], at: str | None = None) -> dict[str, Row]:
     """Return, for each setting, the baseline's row that rows at `at` are compared with.
 
     If `at` is None, return any of the baseline's rows, at its own value or at a fixed one.

@@ -15,9 +15,10 @@ from ..tasks import kinds
 from . import archive, plots
 from .kept import Note
 from .plan import Study
-from .results import Comparison, Row, StudyResults, build_results
+from .results import Comparison, Row, StudyResults, baselines, build_results
 from .statistics import LEVEL, POWER, Effect
 
+VERDICTS = ("Better", "Worse", "No measurable difference", "Not tested", "Diverged", "Not compared")
 EPOCHS = 12  # maximum number of epochs, one per column, in the table of gaps
 
 
@@ -106,7 +107,7 @@ def tables(results: StudyResults) -> list[StudyTable]:
             cells += effect_cells(contrast.comparison, name, digits[name])
         contrasts.append(cells)
     headings = ("groups", "seeds", *(head for name in task.measures for head in (name, *EFFECT[1:])))
-    found.append(StudyTable("Post-hoc contrasts (p not corrected)", headings, contrasts, 2))
+    found.append(StudyTable("Contrasts (p not corrected)", headings, contrasts, 2))
     tried: list[Sequence[str]] = [
         (
             one.setting,
@@ -166,45 +167,59 @@ def gaps(results: StudyResults) -> StudyTable:
     return StudyTable(title, ("setting", "arm", "at", *map(str, epochs)), rows, 3, ("gap", "curves"))
 
 
-def verdict(results: StudyResults, row: Row) -> str:
-    """Return the verdict on an arm that was compared with the baseline."""
-    if row.holm is None:
-        return "Not tested"
-    if row.holm >= LEVEL:
-        return "No measurable difference"
+def verdict(results: StudyResults, row: Row) -> tuple[str, str]:
+    """Return one of VERDICTS on an arm, and the arm with its difference from the baseline."""
+    if not row.seeds:
+        return "Diverged", row.arm
+    if row.against is None:
+        return "Not compared", row.arm
+    measure = kinds.of_measure(results.measure).measures[results.measure]
     difference = plots.main_effect(results, row).difference
-    return "Better" if (difference < 0) == plots.is_less_better(results.measure) else "Worse"
+    shown = f"{difference:+.{measure.digits}f}"
+    if row.holm is None:
+        return "Not tested", f"{row.arm} ({shown}; {row.against.untested or 'single seed'})"
+    if row.holm >= LEVEL:
+        return "No measurable difference", f"{row.arm} ({shown})"
+    return "Better" if (difference < 0) == measure.is_less_better else "Worse", f"{row.arm} ({shown})"
+
+
+def score_of(results: StudyResults, base: Row | None) -> str:
+    """Return a sentence with the baseline's score."""
+    task = kinds.of_measure(results.measure)
+    mean = base.means.get(task.best, {}).get(results.measure) if base else None
+    if base is None or mean is None:
+        return f"{results.baseline} has {'diverged' if base and base.diverged else 'not finished'}."
+    of = f" ({len(base.seeds)} of {base.planned} seeds)" if len(base.seeds) < base.planned else ""
+    return f"{results.baseline} has {results.measure} {mean.text(task.measures[results.measure].digits)}{of}."
 
 
 def summary(results: StudyResults) -> list[str]:
     """Return sentences that say which arms are better or worse than the baseline, and which runs are missing."""
-    main, base = results.measure, results.baseline
-    task = kinds.of_measure(main)
-    digits = task.measures[main].digits
-    groups: dict[tuple[str, str], list[Row]] = {}
-    scores: dict[str, str] = {}  # of the baseline in each setting, at its own best value
-    for row in results.rows:
-        compared = groups.setdefault((row.setting, row.at), [])
-        if row.against and main in row.against.effects:
-            compared.append(row)
-        elif row.arm == base and main in row.means.get(task.best, {}):
-            scores.setdefault(row.setting, f"{base} has {main} {row.means[task.best][main].text(digits)}. ")
+    best_first = 1 if plots.is_less_better(results.measure) else -1
+
+    def rank(row: Row) -> float:
+        return best_first * plots.main_effect(results, row).difference if row.against else 0.0
+
+    groups: dict[tuple[str, str], dict[str, list[str]]] = {(row.setting, row.at): {} for row in results.rows}
+    for row in sorted(results.rows, key=rank):
+        if row.arm != results.baseline:
+            name, shown = verdict(results, row)
+            groups[row.setting, row.at].setdefault(name, []).append(shown)
+    for one in results.tuned:
+        if one.tried and all(nll is None for _, nll in one.tried):
+            groups.setdefault((one.setting, "own"), {}).setdefault("Diverged", []).append(f"{one.arm} (in tuning)")
     lines = []
-    for (setting, at), rows in groups.items():
-        told: dict[str, list[str]] = {
-            name: [] for name in ("Better", "Worse", "No measurable difference", "Not tested")
-        }
-        for row in sorted(rows, key=lambda row: plots.main_effect(results, row).difference):
-            difference = plots.main_effect(results, row).difference
-            told[verdict(results, row)].append(f"{row.arm} ({difference:+.{digits}f})")
-        verdicts = " ".join(f"{name}: {', '.join(arms)}." for name, arms in told.items() if arms)
+    for (setting, at), verdicts in groups.items():
         where = f"{setting}, {at_of(at)}" if at else setting
-        lines.append(f"{where}: {scores.get(setting, '')}{verdicts or 'No other arm has finished.'}")
+        where += " (arms whose own best differs)" if at == "baseline" else ""
+        arms = [f"{name}: {', '.join(verdicts[name])}." for name in VERDICTS if name in verdicts]
+        score = score_of(results, baselines(results, results.rows, at).get(setting))
+        lines.append(" ".join([f"{where}: {score}", *(arms or ["No other arm has finished."])]))
     # The name of a run starts with its setting and arm.
     missing = Counter(" ".join(name.split(".")[:2]) for name in results.missing)
-    listed = ", ".join(f"{what} ({count})" for what, count in missing.items())
-    more = f", and {results.unnamed} that depend on tuning" if results.unnamed else ""
-    lines.append(f"Missing runs: {listed}{more}." if missing else "No runs are missing.")
+    counts = [f"{count} {'run' if count == 1 else 'runs'} of {what}" for what, count in missing.items()]
+    counts += [f"{results.unnamed} that depend on tuning"] if results.unnamed else []
+    lines.append(f"Missing: {', '.join(counts)}." if counts else "No runs are missing.")
     return lines
 
 
@@ -233,7 +248,8 @@ def notes(results: StudyResults) -> list[str]:
         f"Differences use all seeds of both groups. Intervals and p both come from one variance over seeds, "
         f"{task.examples} and their interaction, with Satterthwaite's degrees of freedom.",
         f"There is no interval and no p if {', '.join(reasons[:-1])} or {reasons[-1]}.",
-        f"Better and worse: the Holm-corrected p is below {LEVEL:g}. "
+        f"Better and worse: the Holm-corrected p is below {LEVEL:g}. No measurable difference: it is not; a difference "
+        "may still exist.",
         "Holm's correction covers one family of tests at a time: all arms compared with the baseline in one setting, "
         f"{families}.",
         f"Smallest detectable: about the smallest true difference that would be found with {POWER:.0%} power at the "
@@ -253,11 +269,15 @@ def notes(results: StudyResults) -> list[str]:
 
 def markdown(results: StudyResults, drawn: Sequence[str] = ()) -> str:
     """Return the tables as a Markdown page; drawn: names of the plots in the same folder."""
+    shown = tables(results)
+    placed = {plot for table in shown for plot in table.plots}
+    images = {plot: f"![{plots.CAPTIONS[plot]}]({plot}.svg)\n" for plot in drawn}
     blocks = [f"# {escaped(results.title)}\n", bullets(summary(results))]
-    for table in tables(results):
+    for table in shown:
         blocks.append(f"## {table.title}\n")
-        blocks += [f"![{plots.CAPTIONS[plot]}]({plot}.svg)\n" for plot in table.plots if plot in drawn]
+        blocks += [images[plot] for plot in table.plots if plot in images]
         blocks.append(layout.markdown(table.headings, table.rows, [], table.left).rstrip("\n") + "\n")
+    blocks += [image for plot, image in images.items() if plot not in placed]
     return "\n".join([*blocks, "## How to read this page\n", bullets(notes(results))])
 
 

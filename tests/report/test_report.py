@@ -25,6 +25,7 @@ from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.report import differences, findings, glossary, report
 from fairseq_resid.runs.run import FileState, Run
 from fairseq_resid.study import plan
+from fairseq_resid.study import plots as study_plots
 from fairseq_resid.tasks.protocol import Texts
 from support import structures, studies
 from support.scored_runs import data_folder, evaluated
@@ -196,6 +197,17 @@ def test_incomparable_runs_are_explained(data: Path, tmp_path: Path) -> None:
     assert "arch_one" in said and "arch_two" in said and "p bootstrap" not in said
 
 
+def test_page_shows_figures_of_a_study_without_comparisons(tmp_path: Path) -> None:
+    file = studies.written(tmp_path)
+    trial = plan.read_study(file)
+    studies.keep(tmp_path / "trial", plan.Planned("flat", "base", 0.001, 100, True), 3.0, trial)
+    studies.keep(tmp_path / "trial", plan.Planned("flat", "base", 0.001, 1), 3.0, trial)
+    out = tmp_path / "report.html"
+    assert report.main(["--study", str(file), "--out", str(out)]) == 0
+    drawn = re.findall(r'alt="([^"]*)"', out.read_text())
+    assert drawn and len(set(drawn)) == len(drawn)
+
+
 def test_page_shows_a_study(tmp_path: Path, capsys: Any) -> None:
     file = studies.written(tmp_path)
     trial = plan.read_study(file)
@@ -206,6 +218,10 @@ def test_page_shows_a_study(tmp_path: Path, capsys: Any) -> None:
     assert found.ids == ["study-trial"] and found.links == ["#study-trial"] and len(found.images) == 5
     said = " ".join(found.text)
     assert "NLL minus the baseline's" in said and "-0.2000" in said and "No runs are missing." in said
+    parts = ["No runs are missing.", "NLL minus the baseline's", "Scores", "How to read this section", "Test sets:"]
+    assert [said.index(part) for part in parts] == sorted(said.index(part) for part in parts)
+    shown = [html.unescape(name) for name in re.findall(r'alt="([^"]*)"', out.read_text())]
+    assert shown == [f"{study_plots.CAPTIONS[name]}." for name in ("effects", "settings", "gap", "curves", "tuning")]
     with pytest.raises(SystemExit):
         report.main(["--out", str(out)])
     assert "give one or more run folders, or a study" in capsys.readouterr().err

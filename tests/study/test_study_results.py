@@ -55,6 +55,8 @@ def test_complete_study_gives_all_results(file: Path, tmp_path: Path, capsys: Ca
     page = (folder / "results.md").read_text()
     assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 2, 2, 2 | -0.3000 | [" in page
     assert "| flat | sas | own best | 0.004 | 2 | 1,000 | 0.02 | 2.8" in page and "No runs are missing." in page
+    assert page.index("No runs are missing.") < page.index("## NLL minus") < page.index("## How to read this page")
+    assert page.index("## How to read this page") > page.rindex("\n| ")
     for plot in ("effects", "settings", "gap", "tuning", "curves"):
         assert (folder / f"{plot}.svg").read_text().startswith("<?xml")
         assert f"]({plot}.svg)" in page
@@ -206,10 +208,10 @@ def test_runs_without_a_data_fingerprint_are_reported(file: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("measure", "holm", "said"),
     [
-        ("NLL", 0.049, "Better: sas (-0.2000)."),
-        ("BLEU", 0.049, "Worse: sas (-1.00)."),
-        ("NLL", 0.05, "No measurable difference: sas (-0.2000)."),
-        ("NLL", None, "Not tested: sas (-0.2000)."),
+        ("NLL", 0.049, "Better: also (-0.3000), sas (-0.2000)."),
+        ("BLEU", 0.049, "Better: also (+3.00), sas (+1.00)."),
+        ("NLL", 0.05, "No measurable difference: also (-0.3000), sas (-0.2000)."),
+        ("NLL", None, "Not tested: also (-0.3000; single seed), sas (-0.2000; single seed)."),
     ],
 )
 def test_summary_follows_the_corrected_p(
@@ -218,14 +220,54 @@ def test_summary_follows_the_corrected_p(
     trial = plan.read_study(file)
     complete = results.build_results(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
     base, sas = (row for row in complete.rows if (row.setting, row.at) == ("flat", "own"))
-    assert sas.against is not None
-    effects = {"NLL": sas.against.effects["NLL"], "BLEU": statistics.Effect(-1.0)}
-    sas = replace(sas, holm=holm, against=replace(sas.against, effects=effects))
-    lines = tables.summary(replace(complete, measure=measure, rows=[base, sas], missing=["deep.sas.0.004.seed1"]))
+
+    def with_effects(row: results.Row, arm: str, nll: float, bleu: float) -> results.Row:
+        assert row.against is not None
+        effects = {"NLL": statistics.Effect(nll), "BLEU": statistics.Effect(bleu)}
+        return replace(row, arm=arm, holm=holm, against=replace(row.against, effects=effects))
+
+    rows = [base, with_effects(sas, "sas", -0.2, 1.0), with_effects(sas, "also", -0.3, 3.0)]
+    missing = ["deep.sas.0.004.seed1", "deep.sas.0.004.seed2", "deep.base.0.002.seed1"]
+    lines = tables.summary(replace(complete, measure=measure, rows=rows, missing=missing, unnamed=4))
     value = base.means["averaged"][measure].text({"NLL": 4, "BLEU": 2}[measure])
-    assert lines == [f"flat, own best: base has {measure} {value}. {said}", "Missing runs: deep sas (1)."]
-    lines = tables.summary(replace(complete, measure=measure, rows=[base]))
-    assert lines[0] == f"flat, own best: base has {measure} {value}. No other arm has finished."
+    assert lines == [
+        f"flat, own best: base has {measure} {value}. {said}",
+        "Missing: 2 runs of deep sas, 1 run of deep base, 4 that depend on tuning.",
+    ]
+
+
+def test_page_shows_curves_although_there_is_nothing_to_compare(file: Path, tmp_path: Path) -> None:
+    trial = plan.read_study(file)
+    run = Planned("flat", "base", 0.001, 1)
+    found = results.build_results(trial, {run.name: keep(tmp_path / "trial", run, 3.0, trial)}, tmp_path / "trial")
+    assert tables.markdown(found, ["curves"]).count("](curves.svg)\n") == 1
+
+
+def test_summary_names_arms_that_are_worse_diverged_or_not_compared(file: Path, tmp_path: Path) -> None:
+    trial = plan.read_study(file)
+    complete = results.build_results(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
+    base, sas = (row for row in complete.rows if (row.setting, row.at) == ("flat", "own"))
+    assert sas.against is not None
+    worse = replace(sas, arm="worse", holm=0.01, against=replace(sas.against, effects={"NLL": statistics.Effect(0.5)}))
+    some = replace(sas, arm="some", holm=None, against=replace(sas.against, untested="1 diverged"))
+    gone = replace(sas, arm="gone", seeds=[], diverged=[1, 2], against=None)
+    never = results.Tuned("flat", "never", [(0.001, None)], None)
+    other = replace(
+        base, setting="recipe", at="0.001", seeds=[1], means={"averaged": {"NLL": results.Mean(7.0, None, 1)}}
+    )
+    fixed = replace(sas, setting="recipe", at="0.001", holm=None)
+    alone, rest = replace(base, setting="deep", at=""), replace(sas, setting="rest", at="", against=None)
+    rows = [base, worse, some, gone, other, fixed, alone, rest]
+    value = base.means["averaged"]["NLL"].text(4)
+    difference = f"{sas.against.effects['NLL'].difference:+.4f}"
+    assert tables.summary(replace(complete, rows=rows, tuned=[never])) == [
+        f"flat, own best: base has NLL {value}. Worse: worse (+0.5000). Not tested: some ({difference}; 1 diverged). "
+        "Diverged: gone, never (in tuning).",
+        f"recipe, 0.001: base has NLL 7.0000 (1 of 2 seeds). Not tested: sas ({difference}; single seed).",
+        f"deep: base has NLL {value}. No other arm has finished.",
+        "rest: base has not finished. Not compared: sas.",
+        "No runs are missing.",
+    ]
 
 
 def test_incomplete_study_gives_results_so_far(file: Path, tmp_path: Path) -> None:
@@ -247,5 +289,6 @@ def test_incomplete_study_gives_results_so_far(file: Path, tmp_path: Path) -> No
     assert found.contrasts[1].comparison.seeds == [1, 1]
     page = tables.markdown(found)
     assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 0, 1, 1 |  |" in page
-    assert "| none: 1 diverged |" in page and "Missing runs: flat sas (1), deep base (2)" in page
+    assert "| none: 1 diverged |" in page and "Missing: 1 run of flat sas, 2 runs of deep base." in page
+    assert "deep, own best: base has not finished. Not compared: sas." in page
     assert "1 of 2, 1 diverged" in page
