@@ -7,5 +7,5 @@ case $name in
     multi30k) command="data-prep/multi30k-en-de.sh, then scripts/train.sh multi30k-en-de --arch transformer_sas" ;;
     *) command="fairseq-resid $name" ;;
 esac
-printf 'scripts/%s.sh: removed in version 0.7; use %s (in the environment: source .venv/bin/activate)\n' "$name" "$command" >&2
+printf 'scripts/%s.sh: removed in version 1.0; use %s (in the environment: source .venv/bin/activate)\n' "$name" "$command" >&2
 exit 2

@@ -77,10 +77,10 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
 
 
 def refuse_module(work: Work, name: str) -> None:
-    """Exit if a module is run as a command, which worked before version 0.7, and print the command to use instead."""
+    """Exit if a module is run as a command, which worked before version 1.0, and print the command to use instead."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)
     if work.__module__ == "__main__" and spec is not None and spec.name.startswith("fairseq_resid."):
-        print(f"python -m {spec.name}: removed in version 0.7; use fairseq-resid {name}", file=sys.stderr)
+        print(f"python -m {spec.name}: removed in version 1.0; use fairseq-resid {name}", file=sys.stderr)
         raise SystemExit(2)
 
 

@@ -78,8 +78,8 @@ class ScalingOptions(Options):
 
     sas_gate: str = option("full", "form of the gate (SAS paper, table 6)", choices=tuple(GATES))
     sas_gamma: str = option("coupled", "γ = (1-α)(1-β), or a third gate", choices=("coupled", "free"))
-    sas_alpha_bias: float = option(0.0, "initial value of α's bias; the paper uses 3 for images", example=3)
-    sas_beta_bias: float = option(0.0, "initial value of β's bias; the paper uses -3 for images", example=-3)
+    sas_alpha_bias: float = option(3.0, "initial value of α's bias, as in the paper for images", example=0)
+    sas_beta_bias: float = option(-3.0, "initial value of β's bias, as in the paper for images", example=0)
 
     def has_kernel(self) -> bool:
         """Return whether the kernel supports these gates."""
@@ -139,6 +139,6 @@ register(
         formula="αx + βF + (1−α)(1−β)·LN(x + F), α and β gates",
         source="Liu 2019 (SAS)",
         family="Gates",
-        use_when="Scaling that depends on the input. Deep stacks need `--sas-alpha-bias 3 --sas-beta-bias -3`.",
+        use_when="Scaling that depends on the input.",
     ),
 )

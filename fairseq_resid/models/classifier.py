@@ -15,9 +15,6 @@ from ..connections.norms import EPS
 from ..fairseq_patches import UserError
 from .structures import Structured, add_flags, options_of, require_namespace, settle
 
-# SAS paper, section 4.2: initial values of the gates' biases in image models (0 for translation).
-SAS_STARTS = {"sas_alpha_bias": 3.0, "sas_beta_bias": -3.0}
-
 
 class PositionBatchNorm(nn.BatchNorm1d):
     """BatchNorm over all positions of all images, with channels last. Shapes: (..., C) -> (..., C)."""
@@ -50,15 +47,10 @@ def allowed_structures() -> list[str]:
 
 
 def settle_images(args: argparse.Namespace) -> None:
-    """Resolve the structure of an image model: `structures.settle`, with initial biases 3 and −3 for SAS's gates.
+    """Resolve the structure of an image model: `structures.settle`, without structures that need sentences.
 
     Raises: UserError naming the invalid structure or flag.
     """
-    residual = getattr(args, "residual", None)
-    if residual == "sas":
-        for name, start in SAS_STARTS.items():
-            if getattr(args, name, None) is None:
-                setattr(args, name, start)
     options = settle(args, "xskip", NORMS)
     if connections.has_wide_state(args.residual):
         raise UserError(

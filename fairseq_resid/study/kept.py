@@ -29,7 +29,7 @@ from ..runs import launch, recipe
 from ..runs.run import MOST_SECONDS, SESSION, Run, RunRecord, Scored, check_number_of_scores, log_record
 from ..runs.training_command import TrainingCommand, split
 from ..tasks import kinds
-from .plan import Planned, Study, flags_of
+from .plan import FORMER_GATE_STARTS, Planned, Study, flags_of, with_gate_starts
 
 Outcome = Literal["finished", "diverged"]
 MOST_PARAMETERS = 1e15
@@ -198,7 +198,7 @@ def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
         if note.run.arm not in study.arms or note.run.setting not in study.settings:
             continue  # removed from the file
         try:
-            before = TrainingCommand.parse(split(note.flags))
+            before = with_gate_starts(TrainingCommand.parse(split(note.flags)), FORMER_GATE_STARTS)
         except ValueError as error:
             raise ValueError(f"{note_file(folder / name)}: flags: {error}") from None
         try:

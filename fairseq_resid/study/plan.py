@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,9 @@ FILE_FLAGS = {
     *("--restore-file", "--finetune-from-model", "--continue-once", "--user-dir", "--save-dir", "--log-file"),
     *("--tensorboard-logdir", "--encoder-embed-path", "--decoder-embed-path"),
 }
+# Initial biases of sas's gates. Before version 1.0, they were 0 in translation and captioning models, and not recorded.
+GATES = ("--sas-alpha-bias", "--sas-beta-bias")
+GATE_STARTS, FORMER_GATE_STARTS = ("3", "-3"), ("0", "0")
 ALLOWED = "letters, digits and _ + - ="  # in names of arms and settings, which become parts of file names
 
 
@@ -307,7 +310,19 @@ def flags_of(study: Study, run: Planned) -> TrainingCommand:
     base, own = launch.place_data(recipe.read(study.recipe), arch, extra)
     found = base.and_then(TrainingCommand.parse(["--arch", arch])).and_then(own)
     check_paths(found)
-    return found
+    return with_gate_starts(found, GATE_STARTS)
+
+
+def with_gate_starts(given: TrainingCommand, starts: tuple[str, str]) -> TrainingCommand:
+    """Return a command of `sas` for translation or captions that states the initial biases of the gates.
+
+    The other commands are returned unchanged: the default for images has always been 3 and -3.
+    """
+    arch = given.value("--arch", "")
+    residual = given.value("--residual", "sas" if "_sas" in arch else "")
+    if residual != "sas" or not arch.startswith(("transformer_", "captioning_")):
+        return given
+    return replace(given, flags=(*((flag, (start,)) for flag, start in zip(GATES, starts, strict=True)), *given.flags))
 
 
 def check_study(study: Study, path: Path) -> None:

@@ -127,7 +127,7 @@ def test_options_have_their_documented_defaults():
     assert connections.resolve("shortcut_gate", {}).values() == gated
     highway = {**gated, "gate_input": "shortcut", "gate_layers": 1}
     assert connections.resolve("exclusive_gate", {}).values() == highway
-    sas = {"sas_gate": "full", "sas_gamma": "coupled", "sas_alpha_bias": 0, "sas_beta_bias": 0}
+    sas = {"sas_gate": "full", "sas_gamma": "coupled", "sas_alpha_bias": 3, "sas_beta_bias": -3}
     assert connections.resolve("sas", {}).values() == sas
     assert connections.resolve("linear_shortcut", {}) == connections.resolve("dropout_shortcut", {})
     assert isinstance(connections.resolve("rskip_ln", {"skip_lambda": 3.0}).skip_lambda, int)

@@ -55,13 +55,6 @@ FAULTS = [
         "images/test_image_models.py",
     ),
     Fault(
-        "image models: sas is initialised as for translation",
-        "fairseq_resid/models/classifier.py",
-        'SAS_STARTS = {"sas_alpha_bias": 3.0, "sas_beta_bias": -3.0}',
-        'SAS_STARTS = {"sas_alpha_bias": 0.0, "sas_beta_bias": 0.0}',
-        "images/test_image_connections.py",
-    ),
-    Fault(
         "image models: LN over rows of the image",
         "fairseq_resid/models/classifier.py",
         "    return x.permute(0, 2, 3, 1)\n",

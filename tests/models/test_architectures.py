@@ -169,7 +169,7 @@ def test_fairseq_scalings_are_refused(arch, flag):
         settings(arch, **{flag: True})
 
 
-SAS_IMAGE = {"residual": "sas", "sas_gate": "full", "sas_gamma": "coupled", "sas_alpha_bias": 3, "sas_beta_bias": 0}
+SAS = {"residual": "sas", "sas_gate": "full", "sas_gamma": "coupled", "sas_alpha_bias": 0, "sas_beta_bias": -3}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ SAS_IMAGE = {"residual": "sas", "sas_gate": "full", "sas_gamma": "coupled", "sas
                 "gate_layers": 1,
             },
         ),
-        ({"residual": "sas", "sas_alpha_bias": 3.0}, SAS_IMAGE),
+        ({"residual": "sas", "sas_alpha_bias": 0.0}, SAS),
     ],
     ids=str,
 )

@@ -114,5 +114,5 @@ def test_parameters_start_as_documented(form, gamma):
     assert not stored("norm.bias").any()
 
 
-def test_biases_start_at_zero_by_default():
-    assert not connections.build("sas", 4).gate.output_bias.any()
+def test_biases_start_at_3_and_minus_3_by_default():
+    assert connections.build("sas", 4).gate.output_bias.tolist() == [3, -3]

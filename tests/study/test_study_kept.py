@@ -13,6 +13,7 @@ import pytest
 from fairseq_resid import records
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
+from fairseq_resid.runs.training_command import TrainingCommand
 from fairseq_resid.study import kept, plan, study
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import StudyFolders
@@ -70,6 +71,34 @@ def test_changed_settings_are_refused(file: Path, tmp_path: Path, capsys: Captur
     assert study.main([str(file), "--plan"]) == 2
     error = capsys.readouterr().err
     assert "flat.base.0.001.tuning: was made with different settings (--encoder-layers was 1, now 2)" in error
+
+
+@pytest.mark.parametrize(
+    ("arm", "message"),
+    [
+        ("sas: --residual sas", "--sas-alpha-bias was 0, now 3; --sas-beta-bias was 0, now -3"),
+        ("sas: --residual sas --sas-beta-bias 0", "--sas-alpha-bias was 0, now 3"),
+        ("sas: --residual sas --sas-alpha-bias 0 --sas-beta-bias 0", ""),
+    ],
+)
+def test_gates_of_runs_before_version_1_started_at_0(
+    arm: str, message: str, file: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    trial = plan.read_study(file)
+    run = Planned("flat", "sas", 0.001, 100, True)
+    made = keep(tmp_path / "trial", run, 3.0, trial)
+    assert "--sas-alpha-bias 3 --sas-beta-bias -3" in made.flags
+    before = made.flags.replace("--sas-alpha-bias 3 --sas-beta-bias -3 ", "")
+    records.write(kept.note_file(tmp_path / "trial" / run.name), replace(made, flags=before))
+    file.write_text(TEXT.replace("sas: --residual sas", arm))
+    assert study.main([str(file), "--plan"]) == (2 if message else 0)
+    assert (f"was made with different settings ({message})" if message else "") in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arch", ["preact_resnet20", "rir"])
+def test_commands_for_images_are_unchanged(arch: str) -> None:
+    command = TrainingCommand.parse(["--arch", arch, "--residual", "sas"])
+    assert plan.with_gate_starts(command, plan.FORMER_GATE_STARTS) == command
 
 
 @pytest.mark.parametrize(
