@@ -212,7 +212,7 @@ def test_command_has_one_spelling() -> None:
 @pytest.mark.parametrize(("module", "name"), [("runs.launch", "train"), ("data.text.custom", "prepare custom")])
 def test_module_run_as_command_names_the_new_command(module: str, name: str) -> None:
     done = subprocess.run([sys.executable, "-m", f"fairseq_resid.{module}", "x"], capture_output=True, text=True)
-    said = f"python -m fairseq_resid.{module}: removed in version 0.7; use fairseq-resid {name}\n"
+    said = f"python -m fairseq_resid.{module}: removed in version 1.0; use fairseq-resid {name}\n"
     assert done.returncode == 2 and done.stderr == said
 
 

@@ -244,5 +244,5 @@ REMOVED = [path for path in sorted(ROOT.glob("scripts/*.sh")) if path.is_symlink
 def test_removed_script_names_its_replacement(script: Path) -> None:
     done = subprocess.run([str(script), "RUN"], capture_output=True, text=True)
     command = "data-prep/multi30k-en-de.sh" if script.stem == "multi30k" else f"fairseq-resid {script.stem}"
-    said = f"scripts/{script.name}: removed in version 0.7; use {command}"
+    said = f"scripts/{script.name}: removed in version 1.0; use {command}"
     assert done.returncode == 2 and done.stderr.startswith(said)
