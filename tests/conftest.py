@@ -11,10 +11,12 @@ import functools
 import importlib
 import io
 import logging
+import math
 import os
 import random
 import shlex
 import sys
+import time
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -63,6 +65,8 @@ STOCK = shlex.split("""
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--core", action="store_true", help="run only the core tests, as scripts/test.sh does")
+    text = "skip tests that have not started by this time, in seconds since 1970"
+    parser.addoption("--until", metavar="SECONDS", type=float, default=math.inf, help=text)
     text = "run the tests that every structure must pass, for this structure only; can be repeated"
     parser.addoption("--structure", metavar="NAME", action="append", default=[], help=text)
     parser.addoption("--faults-table", type=Path, help="write the rows from the `fault` fixture to this file")
@@ -119,9 +123,18 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark the tests in the test files of structures as `once`."""
+    """Mark the core tests as `core`, and the tests in the test files of structures as `once`."""
+    if core.is_core(item.path):
+        item.add_marker(pytest.mark.core)
     if item.path.parent == ROOT / "tests" / "structures":
         item.add_marker(pytest.mark.once)  # needs only torch
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests that have not started by --until."""
+    if time.time() > item.config.getoption("--until"):
+        pytest.skip("out of time (--until)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
