@@ -20,6 +20,13 @@ FAULTS = [
         "connections/test_connections.py",
     ),
     Fault(
+        "sas: the gates start at 0",
+        "fairseq_resid/connections/self_adaptive.py",
+        "sas_alpha_bias: float = option(3.0,",
+        "sas_alpha_bias: float = option(0.0,",
+        "structures/sas.py",
+    ),
+    Fault(
         "sas: α and β exchanged",
         "fairseq_resid/connections/self_adaptive.py",
         "alpha, beta = values[0], values[1]",
