@@ -95,7 +95,7 @@ class SelfAdaptiveScaling(ResidualConnection):
     The gates see F after dropout. `sas_alpha_bias` and `sas_beta_bias` are the initial values of the last bias of each
     gate (b_ff; b_f of the single-layer gate, b of the transform gate). With `free`, the bias of the γ gate starts at 0.
     The defaults, 3 and -3, are the paper's for images: α starts near 0.95 and β near 0.05. The paper states
-    no values for translation and captions, where the default was 0 before version 1.0.
+    no values for translation, where the default was 0 before version 1.0.
     """
 
     def __init__(self, place: Place, options: ScalingOptions, *rest: Any) -> None:
