@@ -19,6 +19,7 @@ from .words import symbols
 
 QUANTIZATIONS = ("int8", "float32")
 OPSET = 18
+MOST = 1 << 40  # bytes of a constant
 EXTERNAL = 1_800_000_000  # bytes; an ONNX file is limited to 2 GiB, so larger weights are stored in FILE.data
 
 
@@ -47,7 +48,8 @@ def write(
         for vocabulary, longest in zip(words, model.max_positions(), strict=True)
     ]
     batch, source, target = Dim("batch"), Dim("source"), Dim("target")
-    encoder, decoder = Encoder(model).eval(), DecoderStep(model).eval()
+    is_int8 = quantization == "int8"
+    encoder, decoder = Encoder(model, is_int8).eval(), DecoderStep(model, is_int8).eval()
     device = next(model.parameters()).device
     # torch.export turns sizes 0 and 1 into constants, and treats equal sizes as the same dimension.
     tokens = torch.full((2, 5), source_dictionary.eos(), device=device)
@@ -62,7 +64,7 @@ def write(
     sizes = ({0: batch}, None, {0: batch, 1: source}, source_sizes, source_sizes, target_sizes, target_sizes)
     export(encoder, (tokens,), ({0: batch, 1: source},), folder / ENCODER, known[0])
     export(decoder, given, sizes, folder / STEP, known[1])
-    if quantization == "int8":
+    if is_int8:
         for name in (ENCODER, STEP):
             quantise(folder / name)
 
@@ -70,6 +72,7 @@ def write(
 def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Path, metadata: dict[str, str]) -> None:
     """Write a graph to a file. given: example inputs; sizes: for each input, its dynamic dimensions by name."""
     import torch
+    from onnxscript.optimizer import fold_constants, remove_unused_nodes
 
     names = INPUTS[file.name], OUTPUTS[file.name]
     with quiet(), torch.no_grad():
@@ -83,6 +86,9 @@ def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Pat
             opset_version=OPSET,
             verbose=False,
         )
+        # Compute whatever depends only on parameters, such as transposed weights. Only constants can be quantised.
+        fold_constants(program.model, onnx_shape_inference=False, input_size_limit=MOST, output_size_limit=MOST)
+        remove_unused_nodes(program.model)
         for node in program.model.graph:
             node.metadata_props.clear()  # the source code of each node, including paths on this machine
         program.model.metadata_props.update(metadata)

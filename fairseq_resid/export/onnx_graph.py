@@ -105,14 +105,37 @@ def feed_forward(layer: Any, x: Tensor) -> Tensor:
     return layer.fc2(hidden if norm is None else norm(hidden))  # type: ignore[no-any-return]
 
 
-class Stack(nn.Module):
-    """The parts that both graphs share: embedding, sites, and the end of a stack."""
+class Table(nn.Module):
+    """A table of embeddings (N, C), in float32 or in int8 with one scale per row."""
 
-    def __init__(self, stack: Any) -> None:
+    def __init__(self, rows: Tensor, is_int8: bool) -> None:
+        super().__init__()
+        self.scales: Tensor | None = None
+        if is_int8:
+            self.scales = rows.abs().amax(dim=1, keepdim=True) / 127
+            # A row of zeros has the scale 0.
+            rows = (rows / self.scales).nan_to_num().round().to(torch.int8)
+        self.rows = nn.Buffer(rows)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        """Return the rows with these numbers. Shapes: (...) -> (..., C)"""
+        rows = nn.functional.embedding(numbers, self.rows)
+        return rows if self.scales is None else rows.float() * nn.functional.embedding(numbers, self.scales)
+
+
+class Stack(nn.Module):
+    """The parts that both graphs share: embedding, sites, and the end of a stack.
+
+    is_int8: whether the embeddings are stored in int8
+    """
+
+    def __init__(self, stack: Any, is_int8: bool = False) -> None:
         super().__init__()
         self.stack = stack
         self.sites = nn.ModuleList([nn.ModuleList(sites_of(layer)) for layer in stack.layers])
-        self.table = position_table(stack)
+        self.words = Table(stack.embed_tokens.weight.detach(), is_int8)
+        positions = position_table(stack)
+        self.positions = None if positions is None else Table(positions, is_int8)
         self.padding = int(stack.padding_idx)
 
     def run(self, x: Tensor, branches: list[list[Callable[[Tensor], Tensor]]]) -> Tensor:
@@ -128,8 +151,8 @@ class Stack(nn.Module):
 class Encoder(Stack):
     """Encodes a batch of sources and computes the keys and values for the decoder's cross-attention."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model.encoder)
+    def __init__(self, model: Any, is_int8: bool = False) -> None:
+        super().__init__(model.encoder, is_int8)
         self.attentions = nn.ModuleList([layer.encoder_attn for layer in model.decoder.layers])
 
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -156,10 +179,10 @@ class Encoder(Stack):
     def embedded(self, tokens: Tensor, mask: Tensor) -> Tensor:
         """Return the input of the first layer."""
         stack = self.stack
-        x = stack.embed_scale * stack.embed_tokens(tokens)
-        if self.table is not None:
+        x = stack.embed_scale * self.words(tokens)
+        if self.positions is not None:
             is_token = (~mask).to(tokens.dtype)
-            x = x + nn.functional.embedding(torch.cumsum(is_token, dim=1) * is_token + self.padding, self.table)
+            x = x + self.positions(torch.cumsum(is_token, dim=1) * is_token + self.padding)
         for module in (stack.layernorm_embedding, stack.quant_noise):
             x = x if module is None else module(x)
         return x  # type: ignore[no-any-return]
@@ -168,8 +191,8 @@ class Encoder(Stack):
 class DecoderStep(Stack):
     """Predicts the next token from the last one and the cached keys and values of earlier tokens."""
 
-    def __init__(self, model: Any) -> None:
-        super().__init__(model.decoder)
+    def __init__(self, model: Any, is_int8: bool = False) -> None:
+        super().__init__(model.decoder, is_int8)
 
     def forward(
         self,
@@ -222,9 +245,9 @@ class DecoderStep(Stack):
     def embedded(self, token: Tensor, step: Tensor) -> Tensor:
         """Return the input of the first layer, (B, 1, C)."""
         stack = self.stack
-        x = stack.embed_scale * stack.embed_tokens(token)
+        x = stack.embed_scale * self.words(token)
         for module in (stack.quant_noise, stack.project_in_dim):
             x = x if module is None else module(x)
-        if self.table is not None:
-            x = x + nn.functional.embedding(step + (self.padding + 1), self.table)
+        if self.positions is not None:
+            x = x + self.positions(step + (self.padding + 1))
         return x if stack.layernorm_embedding is None else stack.layernorm_embedding(x)  # type: ignore[no-any-return]
