@@ -62,14 +62,18 @@ def write(
     given = (token, step, *memory, keys, keys.clone())
     source_sizes, target_sizes = {1: batch, 3: source}, {1: batch, 3: target}
     sizes = ({0: batch}, None, {0: batch, 1: source}, source_sizes, source_sizes, target_sizes, target_sizes)
-    export(encoder, (tokens,), ({0: batch, 1: source},), folder / ENCODER, known[0])
-    export(decoder, given, sizes, folder / STEP, known[1])
-    if is_int8:
-        for name in (ENCODER, STEP):
-            quantise(folder / name)
+    export(encoder, (tokens,), ({0: batch, 1: source},), folder / ENCODER, known[0], is_int8)
+    export(decoder, given, sizes, folder / STEP, known[1], is_int8)
 
 
-def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Path, metadata: dict[str, str]) -> None:
+def export(
+    graph: Any,
+    given: tuple[Any, ...],
+    sizes: tuple[Any, ...],
+    file: Path,
+    metadata: dict[str, str],
+    is_int8: bool,
+) -> None:
     """Write a graph to a file. given: example inputs; sizes: for each input, its dynamic dimensions by name."""
     import torch
     from onnxscript.optimizer import fold_constants, remove_unused_nodes
@@ -86,24 +90,27 @@ def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Pat
             opset_version=OPSET,
             verbose=False,
         )
-        # Compute whatever depends only on parameters, such as transposed weights. Only constants can be quantised.
-        fold_constants(program.model, onnx_shape_inference=False, input_size_limit=MOST, output_size_limit=MOST)
-        remove_unused_nodes(program.model)
+        if is_int8:  # turn the slices and transposed copies of weights into constants: only constants are quantised
+            fold_constants(program.model, onnx_shape_inference=False, input_size_limit=MOST, output_size_limit=MOST)
+            remove_unused_nodes(program.model)
         for node in program.model.graph:
             node.metadata_props.clear()  # the source code of each node, including paths on this machine
         program.model.metadata_props.update(metadata)
         size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())
         program.save(str(file), external_data=size > EXTERNAL)
+    if is_int8:
+        quantise(file)
 
 
 def quantise(file: Path) -> None:
-    """Replace the weights of a graph's matrix products with 8-bit weights and one scale per column."""
+    """Replace the weights of a graph's matrix products with 8-bit weights and one scale per column, in one file."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
     with quiet():
         quantize_dynamic(
             file, file, op_types_to_quantize=["MatMul", "Gemm"], per_channel=True, weight_type=QuantType.QInt8
         )
+    file.with_name(f"{file.name}.data").unlink(missing_ok=True)  # weights of the graph before
 
 
 @contextmanager

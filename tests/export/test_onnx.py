@@ -232,6 +232,13 @@ def test_int8_leaves_no_matrix_in_float32(tmp_path: Path) -> None:
         assert sum(node.op_type == "MatMulInteger" for node in graph.node) >= least
 
 
+def test_int8_leaves_no_weights_in_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnx, "EXTERNAL", 0)
+    model = build(residual="post_ln", **SMALL)
+    assert exported(model, tmp_path / "float", quantization=None) and list((tmp_path / "float").glob("*.data"))
+    assert exported(model, tmp_path / "int8", quantization="int8") and not list((tmp_path / "int8").glob("*.data"))
+
+
 def test_export_writes_its_files_and_leaves_the_model_unchanged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
