@@ -111,9 +111,7 @@ def speed(benchmark: str, name: str) -> str:
 
 def starts_deep(name: str) -> str:
     """Return the learning rates at which 18 + 18 layers of a structure start to train."""
-    # In 18-18.json, the gates of sas start at 0, the default before version 1.0.
-    file = RESULTS / "depth" / ("18-18-sas-3-3.json" if name == "sas" else "18-18.json")
-    rows = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((RESULTS / "depth" / "18-18.json").read_text(encoding="utf-8"))["rows"]
     mine = [row for row in rows if row["structure"] == name]
     if not mine:
         return "not measured"
