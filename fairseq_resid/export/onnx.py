@@ -90,7 +90,8 @@ def export(
             opset_version=OPSET,
             verbose=False,
         )
-        if is_int8:  # turn the slices and transposed copies of weights into constants: only constants are quantised
+        if is_int8:  # turn parts and transposed copies of weights into constants: only constants are quantised
+            split_weights(program.model.graph)
             fold_constants(program.model, onnx_shape_inference=False, input_size_limit=MOST, output_size_limit=MOST)
             remove_unused_nodes(program.model)
         for node in program.model.graph:
@@ -100,6 +101,22 @@ def export(
         program.save(str(file), external_data=size > EXTERNAL)
     if is_int8:
         quantise(file)
+
+
+def split_weights(graph: Any) -> None:
+    """Replace every node that splits a weight with its results. fold_constants skips nodes with several outputs."""
+    import numpy as np
+    import onnx_ir
+
+    for node in list(graph):
+        if node.op_type == "Split" and node.inputs[0].const_value is not None:
+            weight = node.inputs[0].const_value.numpy()
+            parts = np.split(weight, len(node.outputs), axis=node.attributes["axis"].as_int())
+            for output, part in zip(node.outputs, parts, strict=True):
+                value = onnx_ir.val(f"{output.name}_weight", const_value=onnx_ir.tensor(part))
+                graph.register_initializer(value)
+                output.replace_all_uses_with(value)
+            graph.remove(node, safe=True)
 
 
 def quantise(file: Path) -> None:

@@ -21,8 +21,7 @@ def scaling_gate(
     """
     channels = x.size(-1)
     gates = output_weight.size(0)
-    # torch.jit.freeze and the ONNX exporter turn slices of a weight into constants, but not the results of chunk.
-    if torch.jit.is_scripting() or not torch.is_grad_enabled():
+    if torch.jit.is_scripting():  # torch.jit.freeze does not freeze weights that pass through chunk's list
         x_weight = hidden_weight.narrow(1, 0, channels)
         f_weight = hidden_weight.narrow(1, channels, channels)
     else:  # the gradients of two slices would be padded with zeros and added
@@ -46,7 +45,7 @@ def single_layer_gate(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Ten
     Shapes:   x, f: (..., C) -> (..., G); weight (G, 2C): columns x then F; bias (G,)
     Dtype:    that of the input
     """
-    if torch.jit.is_scripting() or not torch.is_grad_enabled():  # as above
+    if torch.jit.is_scripting():  # as above
         x_weight = weight.narrow(1, 0, x.size(-1))
         f_weight = weight.narrow(1, x.size(-1), x.size(-1))
     else:
