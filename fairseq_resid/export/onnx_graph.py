@@ -112,10 +112,11 @@ class Table(nn.Module):
         super().__init__()
         self.scales: Tensor | None = None
         if is_int8:
+            rows = rows.detach()
             self.scales = rows.abs().amax(dim=1, keepdim=True) / 127
             # A row of zeros has the scale 0.
             rows = (rows / self.scales).nan_to_num().round().to(torch.int8)
-        self.rows = nn.Buffer(rows)
+        self.rows = rows  # if this is a parameter that the output projection shares, the graph contains it once
 
     def forward(self, numbers: Tensor) -> Tensor:
         """Return the rows with these numbers. Shapes: (...) -> (..., C)"""
@@ -133,7 +134,7 @@ class Stack(nn.Module):
         super().__init__()
         self.stack = stack
         self.sites = nn.ModuleList([nn.ModuleList(sites_of(layer)) for layer in stack.layers])
-        self.words = Table(stack.embed_tokens.weight.detach(), is_int8)
+        self.words = Table(stack.embed_tokens.weight, is_int8)
         positions = position_table(stack)
         self.positions = None if positions is None else Table(positions, is_int8)
         self.padding = int(stack.padding_idx)

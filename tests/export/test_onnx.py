@@ -232,6 +232,18 @@ def test_int8_leaves_no_matrix_in_float32(tmp_path: Path) -> None:
         assert sum(node.op_type == "MatMulInteger" for node in graph.node) >= least
 
 
+def test_shared_embeddings_are_stored_once_per_graph(tmp_path: Path) -> None:
+    from onnx import load_model
+
+    sizes = {**SMALL, "encoder_embed_dim": 32, "decoder_embed_dim": 32}  # smaller tensors are merged anyway
+    model = build(residual="post_ln", share_all_embeddings=True, **sizes)
+    assert exported(model, tmp_path)
+    shape = sorted(model.decoder.embed_tokens.weight.shape)
+    for name in (onnx_runner.ENCODER, onnx_runner.STEP):
+        shapes = [sorted(tensor.dims) for tensor in load_model(str(tmp_path / name)).graph.initializer]
+        assert shapes.count(shape) == 1
+
+
 def test_int8_leaves_no_weights_in_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx, "EXTERNAL", 0)
     model = build(residual="post_ln", **SMALL)
