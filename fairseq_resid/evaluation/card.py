@@ -57,6 +57,7 @@ def facts(run: Run, record: RunRecord | None, results: Results) -> list[str]:
         "training": ("not recorded" if training.num_updates is None else f"{training.num_updates:,} updates")
         + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {unit}/s" if seconds and speed else "")
         + (", not finished" if record and not record.finished else ""),
+        "gradient": f"exploded: {training.explosion}" if training.explosion else "",
         "sessions": each([session.started for session in sessions]),
         "changed on resume": each([change for session in sessions for change in session.changes]),
         "versions": each([", ".join(f"{name} {it}" for name, it in session.versions.items()) for session in sessions]),

@@ -15,6 +15,7 @@ import difflib
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -327,13 +328,13 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
         argv = [children.program(PROGRAM), *command.arguments]
         log = run.train_log if is_first else run.file(f"train.rank{rank.rank if rank else 0}.log")
         log.parent.mkdir(parents=True, exist_ok=True)  # any process may be the first
-        done = run.training_summary().num_updates if has_begun else 0
+        begun = run.training_summary().num_updates if has_begun else 0
         if is_first:
             children.show(argv, f" >> {shlex.quote(str(log))} 2>&1")
         variables = {**record.sessions[-1].variables, **(rank.environment if rank else {})}
         with open_to_append(log) as file:
             if is_first:
-                with Display(run.name, command, done or 0) as shown, children.followed(log, shown.take):
+                with Display(run.name, command, begun or 0) as shown, children.followed(log, shown.take):
                     code = children.run(argv, file, lock, file, variables, STOPPING)
             else:
                 code = children.run(argv, file, lock, file, variables)
@@ -344,7 +345,11 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
             raise with_lines(failure, children.last_lines(log))
         if is_first:
             records.write(run.record, replace(record, finished=reached_end(command, run)))
-            say(f"{run.path}: trained: {summary(run.training_summary())}")
+            done = run.training_summary()
+            say(f"{run.path}: trained: {summary(done)}")
+            if done.explosion and not float(command.value("--clip-norm", "0")):
+                exploded = f"the gradient exploded ({done.explosion}); try --clip-norm 1 or a lower --lr"
+                say(f"{run.path}: warning: {exploded}", file=sys.stderr)
         return True
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
 SESSION = "fairseq_cli.train | {"
 MOST_SECONDS = 1e12  # maximum duration of a training run; still within the range of timedelta
 MOST_SCORES = 100
+EXPLODED = 100  # a logged gradient norm above this multiple of the median of a run's norms counts as an explosion
 TRAIN, EVALUATE = "fairseq-resid train", "fairseq-resid evaluate"
 
 
@@ -86,11 +88,28 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
+class Explosion:
+    """The largest logged gradient norm of a run whose gradient exploded: a mean over a log interval, before clipping.
+
+    update: the last update of that interval; median: of all logged norms
+    """
+
+    norm: float
+    update: int
+    median: float
+
+    def __str__(self) -> str:
+        norm = f"{self.norm:,.0f}" if self.norm < 1e6 else f"{self.norm:.1e}"
+        return f"norm {norm} at update {self.update:,}, median {self.median:.2g}"
+
+
+@dataclass(frozen=True)
 class TrainingSummary:
     """Totals of a training run over all its sessions, from train.log; None for values that the log does not contain.
 
     train_seconds: time spent in training steps, excluding validation, saving and start-up
     target_tokens: target tokens trained on, including EOS, or images; `unit` says which
+    explosion: None if no logged gradient norm is more than EXPLODED times the median
     """
 
     num_updates: int | None = None
@@ -100,6 +119,7 @@ class TrainingSummary:
     tokens_per_second: float | None = None
     best_valid_loss: float | None = None
     unit: str = "target tokens"
+    explosion: Explosion | None = None
 
     def __post_init__(self) -> None:
         if self.train_seconds is not None and not 0 <= self.train_seconds <= MOST_SECONDS:
@@ -303,6 +323,7 @@ class Run:
         """
         epochs: dict[int, dict[str, Any]] = {}
         losses: dict[int, float] = {}
+        norms: dict[int, float] = {}
         num_updates = None
         for record in self.log_records():
             updates = next((int(record[key]) for key in record if key.endswith("num_updates")), None)
@@ -310,6 +331,9 @@ class Run:
                 continue
             num_updates = updates
             drop_later(losses, updates)
+            drop_later(norms, updates)
+            if "gnorm" in record:
+                norms[updates] = float(record["gnorm"])
             if "train_num_updates" in record and "epoch" in record:
                 epoch = int(record["epoch"])
                 drop_later(epochs, epoch - 1)
@@ -334,7 +358,17 @@ class Run:
             tokens_per_second=round(tokens / seconds, 1) if measured else None,
             best_valid_loss=min(finite, default=None),
             unit=folders.of_log(next(iter(epochs.values()), {})).unit,
+            explosion=find_explosion(norms),
         )
+
+
+def find_explosion(norms: dict[int, float]) -> Explosion | None:
+    """Return the largest of a run's gradient norms, by update, if it is more than EXPLODED times their median."""
+    finite = {update: norm for update, norm in norms.items() if math.isfinite(norm)}
+    if not finite:
+        return None
+    update, median = max(finite, key=finite.__getitem__), statistics.median(finite.values())
+    return Explosion(finite[update], update, median) if finite[update] > EXPLODED * median > 0 else None
 
 
 def drop_later(rows: dict[int, T], last: int) -> None:

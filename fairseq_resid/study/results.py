@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import records
 from ..analysis import curves
-from ..runs.run import Run, RunRecord, Scored
+from ..runs.run import Explosion, Run, RunRecord, Scored
 from . import plan
 from .kept import Note
 from .plan import Choice, Group, Study
@@ -122,6 +122,7 @@ class StudyResults:
     tests, sentences: by measure; machines: number of runs by machine
     missing: unfinished runs; unnamed: number of runs that tuning has not determined yet
     without_data: runs without a data fingerprint
+    exploded: runs whose gradient exploded, except tuning runs
     archive: the SHA-256 of the archive that contains the runs, if they are packed
     """
 
@@ -139,6 +140,7 @@ class StudyResults:
     missing: list[str]
     unnamed: int
     without_data: list[str]
+    exploded: dict[str, Explosion] = field(default_factory=dict)
     archive: str | None = None
 
 
@@ -259,6 +261,11 @@ def build_results(study: Study, notes: Mapping[str, Note], folder: Path) -> Stud
         missing=[run.name for run in plan.runs(study, nll) if run.name not in notes],
         unnamed=plan.undetermined_runs(study, nll),
         without_data=[name for name, note in notes.items() if not note.data],
+        exploded={
+            name: explosion
+            for name, note in notes.items()
+            if not note.run.is_tuning and (explosion := Run(folder / name).training_summary().explosion)
+        },
     )
 
 

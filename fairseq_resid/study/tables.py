@@ -11,6 +11,7 @@ from .. import records
 from ..evaluation import layout
 from ..files import sha256, write_text
 from ..foreign import markdown as escaped
+from ..runs.run import EXPLODED
 from ..tasks import kinds
 from . import archive, plots
 from .kept import Note
@@ -215,6 +216,8 @@ def summary(results: StudyResults) -> list[str]:
         arms = [f"{name}: {', '.join(verdicts[name])}." for name in VERDICTS if name in verdicts]
         score = score_of(results, baselines(results, results.rows, at).get(setting))
         lines.append(" ".join([f"{where}: {score}", *(arms or ["No other arm has finished."])]))
+    if results.exploded:
+        lines.append(f"The gradient exploded: {'; '.join(f'{name} ({it})' for name, it in results.exploded.items())}.")
     # The name of a run starts with its setting and arm.
     missing = Counter(" ".join(name.split(".")[:2]) for name in results.missing)
     counts = [f"{count} {'run' if count == 1 else 'runs'} of {what}" for what, count in missing.items()]
@@ -255,6 +258,11 @@ def notes(results: StudyResults) -> list[str]:
         f"Smallest detectable: about the smallest true difference that would be found with {POWER:.0%} power at the "
         f"{LEVEL:.0%} level.",
     ]
+    if results.exploded:
+        lines.append(
+            f"The gradient of a run exploded if a norm in its log, a mean over a log interval, is more than {EXPLODED} "
+            "times the median of all norms in the log."
+        )
     if results.machines:
         made = "; ".join(f"{what}: {n} {'run' if n == 1 else 'runs'}" for what, n in results.machines.items())
         lines.append(f"Hours per run are wall-clock hours of training and evaluation. Machines: {made}.")

@@ -57,6 +57,9 @@ def test_card_matches_run_files(evaluated: str, here: Run, tmp_path: Path, capsy
         (copied.path / name).write_text(before)
     copied.results().write_text(json.dumps({**results, "training": {}}))  # trained without train.log
     assert "- training: not recorded" in card.card_of(copied)
+    exploded = {"num_updates": 9, "explosion": {"norm": 1e300, "update": 7, "median": 0.5}}
+    copied.results().write_text(json.dumps({**results, "training": exploded}))
+    assert "- gradient: exploded: norm 1.0e+300 at update 7, median 0.5\n" in card.card_of(copied)
     copied.results().write_text('{"training": {}}')
     assert card.main([str(copied.path)]) == 2
     assert "results.json: damaged, or not written by fairseq-resid evaluate: Object missing" in capsys.readouterr().err

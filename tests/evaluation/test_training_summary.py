@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from fairseq_resid.files import read_lines
-from fairseq_resid.runs.run import Run
+from fairseq_resid.runs.run import Explosion, Run
 
 FIRST = [  # one process; records of epoch 2 appear twice, because fairseq adds a log handler per epoch
     "{'_name': None, 'common': {'log_format': 'json'}}",
@@ -74,6 +74,22 @@ def test_training_summary_is_none_without_records(logged: Callable[[list[str]], 
     assert running.num_updates == 4 and running.tokens_per_second is None
     nan = logged([line.replace("5.5", "nan") for line in FIRST[:3]])
     assert nan.best_valid_loss is None
+
+
+def norms(*values: str) -> list[str]:
+    return [f'{{"epoch": 1, "gnorm": "{value}", "num_updates": "{5 * k}"}}' for k, value in enumerate(values, start=1)]
+
+
+def test_explosion_is_the_largest_norm_far_above_the_median(logged: Callable[[list[str]], Any]) -> None:
+    assert logged(norms("3", "0.5", "0.5", "50")).explosion is None  # exactly 100 times the median
+    usual = ["3", *["0.5"] * 5]
+    assert logged(norms(*usual, "inf", "60", "51")).explosion == Explosion(60.0, 40, 0.5)
+    assert logged(norms(*usual, "60", "nan", "300")).explosion == Explosion(300.0, 45, 0.5)
+    assert str(Explosion(13863.8, 2275, 0.532)) == "norm 13,864 at update 2,275, median 0.53"
+    assert str(Explosion(46319600.0, 2700, 0.566)) == "norm 4.6e+07 at update 2,700, median 0.57"
+    assert logged(norms("0", "0", "5")).explosion is logged(norms("nan")).explosion is None
+    # Training was restarted from update 10 and went better.
+    assert logged([*norms("0.5", "0.5", "0.5", "500"), *norms("0.5", "0.5", "0.5")[2:]]).explosion is None
 
 
 def test_training_summary_matches_a_real_run(here: Run) -> None:

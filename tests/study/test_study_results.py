@@ -13,7 +13,7 @@ from msgspec import structs
 from scipy import stats
 
 from fairseq_resid import records
-from fairseq_resid.runs.run import Scored
+from fairseq_resid.runs.run import Explosion, Scored
 from fairseq_resid.study import kept, plan, plots, results, statistics, study, tables
 from fairseq_resid.study.plan import Planned
 from support.studies import TEXT, all_kept, keep, note, written
@@ -192,6 +192,22 @@ def test_gap_by_epoch_uses_the_last_validation_of_each_epoch(file: Path, tmp_pat
     assert [epoch for epoch, _ in row.gap] == [1, 2, 3]
     assert [value for _, value in row.gap] == pytest.approx([-1.0, -1.0, -0.5])
     assert "| flat | sas | own best | -1.000 | -1.000 | -0.500 |" in tables.markdown(found)
+
+
+def test_runs_whose_gradient_exploded_are_reported(file: Path, tmp_path: Path) -> None:
+    trial = plan.read_study(file)
+    folder = tmp_path / "trial"
+    notes = all_kept(folder, trial)
+    assert "exploded" not in tables.markdown(results.build_results(trial, notes, folder))
+    norms = enumerate(["0.5"] * 9 + ["90"], start=1)
+    lines = [json.dumps({"epoch": 1, "gnorm": norm, "num_updates": str(at)}) for at, norm in norms]
+    for name in ("flat.sas.0.004.seed2", "flat.sas.0.004.tuning"):  # tuning tries rates that are too high
+        (folder / name / "train.log.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    found = results.build_results(trial, notes, folder)
+    assert found.exploded == {"flat.sas.0.004.seed2": Explosion(90.0, 10, 0.5)}
+    page = tables.markdown(found)
+    assert "- The gradient exploded: flat.sas.0.004.seed2 (norm 90 at update 10, median 0.5).\n" in page
+    assert "more than 100 times the median of all norms in the log" in page
 
 
 def test_runs_without_a_data_fingerprint_are_reported(file: Path, tmp_path: Path) -> None:

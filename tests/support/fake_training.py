@@ -1,4 +1,4 @@
-"""A fake fairseq-train that only records its arguments; the fixture `fake_train` installs it."""
+"""A fake fairseq-train that records its arguments and prints FOLDER/log; the fixture `fake_train` installs it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ FAKE = """#!/bin/sh
 echo "$@" >> FOLDER/calls
 while [ "$1" != --save-dir ]; do shift; done
 [ -e FOLDER/crash ] || cp FOLDER/whole.pt "$2/checkpoint_1_9.pt"
+[ ! -e FOLDER/log ] || cat FOLDER/log
 [ ! -e FOLDER/slow ] || { trap 'kill $!; echo stopped by a signal >> FOLDER/calls; exit 0' TERM INT; sleep 30 & wait; }
 exit $(cat FOLDER/code)
 """
