@@ -27,7 +27,7 @@ import torch
 from fairseq import options
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.tasks.translation import TranslationTask
-from measure import check_data, machine, positive
+from measure import check_data, hardware, machine, positive
 from translation import STOCK, STRUCTURES
 
 from fairseq_resid import connections
@@ -121,12 +121,12 @@ def main() -> None:
         for name in args.structures:
             row = next((row for row in rows if (row["structure"], row["lr"]) == (name, lr)), None)
             if row is None:
-                row = {"structure": name, "lr": lr, **train(args, name, lr, log)}
+                row = {"structure": name, "lr": lr, "machine": hardware(machine("cpu")), **train(args, name, lr, log)}
                 row["trains"] = row["is_finite"] and row["valid_nll"] < bound
                 rows.append(row)
                 if args.json:
                     partial = args.json.with_name(f"{args.json.name}.partial")
-                    found = {"setting": setting, "machine": machine("cpu"), "rows": rows}
+                    found = {"setting": setting, "rows": rows}
                     partial.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
                     partial.replace(args.json)
             nll = f"{row['valid_nll']:.3f}" if row["is_finite"] else "not finite"
