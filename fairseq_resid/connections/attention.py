@@ -136,7 +136,7 @@ register(
         formula="the branch sees LN of a softmax-weighted mean of all F",
         source="Kimi Team 2026",
         family="Depth",
-        use_when="Models whose layers should choose among earlier sublayers. "
+        use_when="If later layers should be able to choose among earlier sublayers. "
         "The running time grows with the square of the depth.",
     ),
 )

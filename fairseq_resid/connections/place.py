@@ -52,6 +52,7 @@ class Place:
         """
         if not self.depths:
             raise ValueError(
-                "Place without depths: the structure depends on the model's depth; pass build() a Place with depths"
+                "Place without depths: the structure depends on the layer or on the model's depth; pass build() a "
+                "Place with depths"
             )
         return self.depths.get(stack, 0)

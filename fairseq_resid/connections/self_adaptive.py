@@ -141,6 +141,7 @@ register(
         formula="αx + βF + (1−α)(1−β)·LN(x + F), α and β gates",
         source="Liu 2019 (SAS)",
         family="Gates",
-        use_when="Scaling that depends on the input.",
+        use_when="If the scaling should depend on the input, and half as many parameters again are acceptable. "
+        "Its gradient can explode late in training; `fairseq-resid train` warns.",
     ),
 )

@@ -34,6 +34,7 @@ class Siamese(ResidualConnection):
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
+        place.depth(place.stack)  # raises if only the width is known
         self.least_width = self.most_width = 2 * place.dim
         self.scale = 1 / math.sqrt(2 * (place.layer + 1))
         self.norm, self.post_norm, self.pre_norm = (place.norm(place.dim) for _ in range(3))
@@ -80,6 +81,6 @@ register(
         formula="x' = LN(x) + F/√(2l), l the layer; y' = y + F; F from f(LN(LN(x) + LN(y)))",
         source="Li 2026",
         family="Several streams",
-        use_when="Models that should be as stable as pre-norm and as good as post-norm, with a state twice as wide.",
+        use_when="According to its paper, as stable as pre-norm and as good as post-norm, with a state twice as wide.",
     ),
 )

@@ -76,7 +76,7 @@ class Admin(WeightedSkipLayerNorm):
     Source:   Liu 2020, Understanding the Difficulty of Training Transformers, section 4.3, and its code
               (LiyuanLucasLiu/Transformer-Clinic, transformer_layer.py); the closed form is admin-torch's
     Start:    profiled, from a first pass in training mode, separately for each stack: ω_1 = 1,
-              ω²_{i+1} = Var(ω_i x_i) + Var(F_i) over all entries, F after dropout; each ω is used as soon as it is set
+              ω²_{i+1} = Var(ω_i x_i) + Var(F_i) over all entries, F after dropout; each ω is used as soon as it is set;
               closed: ω = √((n + 1) / ln(n + 1) - 1), n the number of sublayers in the stack
     """
 

@@ -88,9 +88,11 @@ def test_stack_works_under_torchscript_and_autocast(name: str, options: dict[str
         torch.testing.assert_close(made(x).float(), expected, rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize("name", ["deep_norm", "keel", "layer_scale", "mix_ln", "b2t", "dense_former"])
-def test_structures_that_depend_on_depth_require_it(name: str) -> None:
-    with pytest.raises(ValueError, match="depends on the model's depth; pass build"):
+@pytest.mark.parametrize(
+    "name", ["deep_norm", "keel", "layer_scale", "mix_ln", "b2t", "dense_former", "scaled_pre_ln", "siamese"]
+)
+def test_structures_that_depend_on_layer_or_depth_require_a_place(name: str) -> None:
+    with pytest.raises(ValueError, match="depends on the layer or on the model's depth; pass build"):
         connections.build(name, C)
 
 

@@ -61,5 +61,5 @@ def test_closed_start_depends_on_the_number_of_sublayers():
     sites = [connections.build("admin", place, admin_start="closed") for place in places("decoder", {"decoder": 6})]
     assert {value for site in sites for value in site.skip_weight.tolist()} == {sites[0].skip_weight[0].item()}
     assert sites[0].skip_weight[0].item() == pytest.approx((19 / math.log(19) - 1) ** 0.5)
-    with pytest.raises(ValueError, match="depends on the model's depth"):
+    with pytest.raises(ValueError, match="on the model's depth"):
         connections.build("admin", C, admin_start="closed")

@@ -24,7 +24,7 @@ def extra(c, options):
 
 
 def test_state_keeps_both_streams():
-    site = connections.build("siamese", C)
+    site = connections.build("siamese", connections.Place(C, depths={"encoder": 1}))
     x, y, f = (torch.randn(3, C) for _ in range(3))
     state = torch.cat([x, y], dim=-1)
     assert torch.equal(site.enter(x), torch.cat([x, x], dim=-1)) and site.enter(state) is state

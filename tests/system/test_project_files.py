@@ -35,7 +35,7 @@ def linters() -> dict[str, str]:
 
 def readme_commands() -> list[str]:
     blocks = re.findall(r"^```bash\n(.*?)^```", text_of("README.md"), flags=re.DOTALL | re.MULTILINE)
-    return [line for block in blocks for line in block.splitlines()]
+    return [line.partition("  #")[0].rstrip() for block in blocks for line in block.splitlines()]
 
 
 def test_citation_has_the_required_fields_and_the_version() -> None:
