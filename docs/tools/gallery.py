@@ -90,7 +90,10 @@ def engines(name: str) -> tuple[str, str, str]:
 def engine_table(names: list[str]) -> str:
     """Return the table of structures and engines."""
     lines = ["| structure | CTranslate2 | ONNX | Hugging Face |", "|---|---|---|---|"]
-    lines += [f"| `{name}` | {' | '.join(engines(name))} |" for name in names]
+    supported = {name: engines(name) for name in names}
+    only_onnx = ("no", "yes", "no")
+    lines += [f"| `{name}` | {' | '.join(found)} |" for name, found in supported.items() if found != only_onnx]
+    lines += [f"| all others | {' | '.join(only_onnx)} |"]
     return "\n".join(lines) + "\n"
 
 
