@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -20,6 +20,7 @@ from .machine import PACKAGE
 from .quiet import is_verbose
 
 POLL = 0.5  # seconds between reads of a log
+AWAKE = 1.0  # seconds that a wait for a command may block
 TAIL = 25  # lines of a log that are shown when its command fails
 # Seconds after which an interrupted command receives SIGTERM.
 INTERRUPT_AFTER = 3.0
@@ -145,7 +146,12 @@ def run(
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
         try:
-            code = process.wait()
+            code = None
+            while code is None:
+                # With a timeout: after SIGSTOP and SIGCONT, the kernel may deliver a signal to another thread, and the
+                # handler then only runs when this thread wakes up.
+                with suppress(subprocess.TimeoutExpired):
+                    code = process.wait(AWAKE)
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
