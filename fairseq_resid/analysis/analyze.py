@@ -77,16 +77,18 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     options = parser.parse_intermixed_args(argv)
     # fairseq is imported here, after frame.command has silenced its libraries.
     from .figures import analyze
-    from .model import load_for_analysis
+    from .model import data_of, load_for_analysis
 
     failed = 0
     for path in options.runs:
         run = Run(path)
         try:
-            source = FileState.of(run.checkpoint(options.checkpoint))
+            file = run.checkpoint(options.checkpoint)
+            data = options.data or data_of(run, file)
             found = remembered_analysis(run)
-            if found is None or not found.is_of(source, options.subset, options.sentences, not options.no_ablation):
-                loaded = load_for_analysis(path, options.data, options.checkpoint, options.cpu)
+            asked = (data, options.subset, options.sentences, not options.no_ablation)
+            if found is None or not found.is_of(FileState.of(file), *asked):
+                loaded = load_for_analysis(path, data, options.checkpoint, options.cpu)
                 found = analyze(loaded, options.subset, options.sentences, options.max_tokens, not options.no_ablation)
                 analysis_file(run).parent.mkdir(exist_ok=True)
                 records.write(analysis_file(run), found)

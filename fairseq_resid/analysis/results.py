@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -103,11 +104,12 @@ class Analysis:
         trained = " (training data)" if self.is_training_data else ""
         return f"nats per {unit} on {self.sentences:,} {self.example}s of {self.subset}{trained}"
 
-    def is_of(self, made_from: FileState, subset: str, sentences: int, ablated: bool) -> bool:
-        """Return whether this is the analysis of the given checkpoint with the given settings."""
+    def is_of(self, made_from: FileState, data: Path, subset: str, sentences: int, ablated: bool) -> bool:
+        """Return whether this is the analysis of the given checkpoint on the given data with the given settings."""
         was_ablated = all(site.nll_without is not None for site in self.sites.values())
         asked = self.sentences == sentences or (self.sentences < sentences and self.is_whole)
-        return self.made_from == made_from and self.subset == subset and asked and was_ablated == ablated
+        is_same_data = self.subset == subset and os.path.abspath(self.data) == os.path.abspath(data)
+        return self.made_from == made_from and is_same_data and asked and was_ablated == ablated
 
     def off(self) -> list[str]:
         """Return the sites whose branch is switched off: removing it increases the NLL by less than NOTHING, or,

@@ -231,6 +231,14 @@ def test_analyze_writes_results_and_names_missing_runs(
     assert analyze.main([str(run), *flags, "--no-ablation"]) == 0
     assert (run / "analysis" / "coefficients.svg").read_bytes() == before  # same data, same file
     assert not (run / "analysis" / "learning.svg").exists() and not (run / "analysis" / "losses.svg").exists()
+    capsys.readouterr()
+    assert analyze.main([str(run), *flags, "--no-ablation"]) == 0
+    assert "reused" in capsys.readouterr().out
+    other = tmp_path / "other"  # the analysis of another data folder is not reused
+    shutil.copytree(corpus, other)
+    assert analyze.main([str(run), "--data", str(other), *flags[2:], "--no-ablation"]) == 0
+    assert "reused" not in capsys.readouterr().out
+    assert records.read(analyze.analysis_file(Run(run)), Analysis).data == str(other)
 
 
 @pytest.mark.parametrize(

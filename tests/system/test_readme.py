@@ -101,6 +101,8 @@ QUICKSTART = (
 RUN_ELSEWHERE = (
     "scripts/quickstart.sh",
     "scripts/setup.sh",
+    "scripts/test.sh",
+    "scripts/test.sh --all",
     "pip install .",
     'pip install ".[fairseq]"',
     "python tests/support/frozen.py",
