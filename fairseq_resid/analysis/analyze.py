@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from .. import records
@@ -77,21 +78,20 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     options = parser.parse_intermixed_args(argv)
     # fairseq is imported here, after frame.command has silenced its libraries.
     from .figures import analyze
-    from .model import data_of, load_for_analysis
+    from .model import load_for_analysis
 
     failed = 0
     for path in options.runs:
         run = Run(path)
         try:
-            file = run.checkpoint(options.checkpoint)
-            data = options.data or data_of(run, file)
+            source = FileState.of(run.checkpoint(options.checkpoint))
             found = remembered_analysis(run)
-            asked = (data, options.subset, options.sentences, not options.no_ablation)
-            if found is None or not found.is_of(FileState.of(file), *asked):
-                loaded = load_for_analysis(path, data, options.checkpoint, options.cpu)
+            asked = (options.data, options.subset, options.sentences, not options.no_ablation)
+            if found is None or not found.is_of(source, *asked):
+                loaded = load_for_analysis(path, options.data, options.checkpoint, options.cpu)
                 found = analyze(loaded, options.subset, options.sentences, options.max_tokens, not options.no_ablation)
                 analysis_file(run).parent.mkdir(exist_ok=True)
-                records.write(analysis_file(run), found)
+                records.write(analysis_file(run), replace(found, is_own_data=options.data is None))
             else:
                 say(f"{analysis_file(run)}: made from the same checkpoint with the same settings, reused")
         except (ValueError, OSError) as error:  # continue with the other runs

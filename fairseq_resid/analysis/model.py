@@ -45,15 +45,8 @@ def load_for_analysis(path: Path, data: Path | None = None, which: str | None = 
     """
     run = Run(path)
     file = run.checkpoint(which)
-    return loading.load(run, file, data or data_of(run, file), cpu, partial(adapt, file))
-
-
-def data_of(run: Run, checkpoint: Path) -> Path:
-    """Return the data folder that a checkpoint was trained on.
-
-    Raises: ValueError or OSError naming the file or folder that is missing.
-    """
-    return find_data(run, load_checkpoint(checkpoint))
+    folder = data or find_data(run, load_checkpoint(file))
+    return loading.load(run, file, folder, cpu, partial(adapt, file))
 
 
 def choose_examples(loaded: Loaded, subset: str, count: int, notes: list[str] | None = None) -> list[int]:

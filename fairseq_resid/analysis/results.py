@@ -70,6 +70,7 @@ class Analysis:
 
     example: "sentence", "image" or "captioned image", the unit of `sentences`
     is_training_data: whether the model was trained on this subset
+    is_own_data: whether `data` is the folder of the model's training, not one given by --data
     nll: nats per target token including EOS, unsmoothed and teacher-forced, or per image
     tokens: number of tokens or images
     checkpoint: the name of the checkpoint file; made_from: its fingerprint
@@ -95,6 +96,7 @@ class Analysis:
     notes: list[str] = field(default_factory=list)
     example: str = "sentence"
     is_training_data: bool = False
+    is_own_data: bool = True
     format: int = FORMAT
 
     @property
@@ -104,12 +106,13 @@ class Analysis:
         trained = " (training data)" if self.is_training_data else ""
         return f"nats per {unit} on {self.sentences:,} {self.example}s of {self.subset}{trained}"
 
-    def is_of(self, made_from: FileState, data: Path, subset: str, sentences: int, ablated: bool) -> bool:
-        """Return whether this is the analysis of the given checkpoint on the given data with the given settings."""
+    def is_of(self, made_from: FileState, data: Path | None, subset: str, sentences: int, ablated: bool) -> bool:
+        """Return whether this is the analysis of the given checkpoint with the given settings; data: that of --data."""
         was_ablated = all(site.nll_without is not None for site in self.sites.values())
         asked = self.sentences == sentences or (self.sentences < sentences and self.is_whole)
-        is_same_data = self.subset == subset and os.path.abspath(self.data) == os.path.abspath(data)
-        return self.made_from == made_from and is_same_data and asked and was_ablated == ablated
+        is_same_data = self.is_own_data if data is None else os.path.abspath(self.data) == os.path.abspath(data)
+        is_on = is_same_data and self.subset == subset
+        return self.made_from == made_from and is_on and asked and was_ablated == ablated
 
     def off(self) -> list[str]:
         """Return the sites whose branch is switched off: removing it increases the NLL by less than NOTHING, or,

@@ -238,7 +238,10 @@ def test_analyze_writes_results_and_names_missing_runs(
     shutil.copytree(corpus, other)
     assert analyze.main([str(run), "--data", str(other), *flags[2:], "--no-ablation"]) == 0
     assert "reused" not in capsys.readouterr().out
-    assert records.read(analyze.analysis_file(Run(run)), Analysis).data == str(other)
+    found = records.read(analyze.analysis_file(Run(run)), Analysis)
+    assert found.data == str(other) and not found.is_own_data
+    assert not found.is_of(found.made_from, None, "valid", 8, False)  # without --data
+    assert found.is_of(found.made_from, other, "valid", 8, False)
 
 
 @pytest.mark.parametrize(
