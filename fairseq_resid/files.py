@@ -255,7 +255,9 @@ def pack(source: Path, folder: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file atomically."""
+    """Write a UTF-8 text file atomically. Raises: FileNotFoundError if its folder does not exist; see `replacing`."""
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path}: cannot be written: its folder does not exist")
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 

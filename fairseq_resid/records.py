@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
+import msgspec.inspect
 import yaml
 
 from .files import read_bytes, write_text
 from .foreign import printable
 
 T = TypeVar("T")
+# msgspec's message about an unknown field, and the path of the object that contains it.
+UNKNOWN = re.compile(r"unknown field `[^`]*`(?: - at `([^`]*)`)?$")
 MOST_JSON, MOST_YAML = 32 << 20, 1 << 18  # maximum bytes
 # Limits on a YAML file: characters of a value and of a number, levels of lists and dicts.
 MOST_SCALAR, MOST_DIGITS, MOST_DEPTH = 10_000, 40, 32
@@ -38,6 +41,8 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
             return msgspec.convert(from_yaml(content), kind)
         return msgspec.json.decode(content, type=kind)
     except Exception as error:  # RecursionError for deep nesting; YAML's constructors raise exceptions of many types
+        if path.suffix == ".yaml":  # written by hand
+            raise ValueError(f"{path}: {_reason(error)}{_allowed(error, kind)}") from None
         by = f", or not written by {writer}" if writer else ""
         raise ValueError(f"{path}: damaged{by}: {_reason(error)}") from None
 
@@ -159,3 +164,16 @@ def as_type(value: Any, kind: type[T]) -> T:
 def _reason(error: Exception) -> str:
     """Return a parser's message on one line, with field paths shown without msgspec's `$`."""
     return " ".join(str(error).split()).replace("`$.", "`").replace(" - at `$`", "")
+
+
+def _allowed(error: Exception, kind: Any) -> str:
+    """Return the end of the message about an unknown field: the fields that are allowed at its place."""
+    if not (found := UNKNOWN.search(str(error))):
+        return ""
+    place = msgspec.inspect.type_info(kind)
+    for name in re.findall(r"\.(\w+)", found[1] or ""):
+        place = next((field.type for field in getattr(place, "fields", ()) if field.encode_name == name), place)
+        place = getattr(place, "item_type", getattr(place, "value_type", place))  # of a list, of a dict
+        place = next((one for one in getattr(place, "types", ()) if hasattr(one, "fields")), place)  # of an optional
+    names = ", ".join(field.encode_name for field in getattr(place, "fields", ()))
+    return f"; allowed fields: {names}" if names else ""

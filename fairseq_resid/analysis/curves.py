@@ -168,8 +168,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     curves: dict[str, list[Curves]] = {}
     failed = 0
     for path in options.runs:
-        if not path.is_dir():
-            raise ValueError(f"{path}: no such run folder")
+        Run(path).require()
     for label, runs in group_by_setting([Run(path) for path in dict.fromkeys(options.runs)]).items():
         for run in runs:
             try:
@@ -182,5 +181,5 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     if not curves:
         raise ValueError("no curves to draw: none of the runs has training records in its train.log")
     draw_curves(curves, options.out, options.by)
-    say(f"{options.out}: {sum(map(len, curves.values()))} runs in {len(curves)} lines")
+    say(f"{options.out}: lines: {len(curves)}, runs: {sum(map(len, curves.values()))}")
     return 1 if failed else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -12,16 +13,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from .. import files
-from ..foreign import say
+from ..foreign import say, with_lines
 from .machine import PACKAGE
 from .quiet import is_verbose
 
 POLL = 0.5  # seconds between reads of a log
 AWAKE = 1.0  # seconds that a wait for a command may block
 TAIL = 25  # lines of a log that are shown when its command fails
+# The last line of a log that ends with one of our errors, or with a traceback of Python.
+CAUSE = re.compile(r"(?:fairseq_resid: error|(?:\w+\.)*\w*(?:Error|Exception)): (\S.*)")
+Failure = TypeVar("Failure", bound=Exception)
 # Seconds after which an interrupted command receives SIGTERM.
 INTERRUPT_AFTER = 3.0
 
@@ -52,9 +56,13 @@ def show(argv: Sequence[str], tail: str = "") -> None:
     say(f"+ {shlex.join(argv)}{tail}")
 
 
-def last_lines(log: Path) -> list[str]:
-    """Return the end of a log, for the error message of a failed command."""
-    return [f"    {line.rstrip()[:300]}" for line in files.last_lines(log, TAIL)]
+def failure(name: str, code: int, log: Path, kind: type[Failure]) -> Failure:
+    """Return the error for a command that failed: its cause, if the log ends with one, or else the end of the log."""
+    lines = [line.rstrip() for line in files.last_lines(log, TAIL)]
+    if lines and (cause := CAUSE.fullmatch(lines[-1])):
+        return kind(f"{name} failed: {cause[1].rstrip('.')}; its output is in {log}")
+    error = kind(f"{name} failed with exit code {code}; the last lines of {log}:")
+    return with_lines(error, [f"    {line[:300]}" for line in lines])
 
 
 @contextmanager

@@ -44,15 +44,18 @@ def python() -> str:
 
 
 def commit() -> str | None:
-    """Return the commit of the source tree that contains this code; None outside a git checkout."""
+    """Return the commit of the source tree that contains this code; None outside a git checkout.
+
+    " with changes" is appended if a file of the package differs from that commit, or is new and not ignored.
+    """
     git = ["git", "-C", str(PACKAGE)]
     try:
         head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
         # The virtual environment may be inside another repository, which does not track this file.
         tracked = subprocess.run([*git, "ls-files", "--error-unmatch", "version.py"], capture_output=True)
-        changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "."], capture_output=True)
+        changes = subprocess.run([*git, "status", "--porcelain", "--", "."], capture_output=True, check=True).stdout
     except (OSError, subprocess.CalledProcessError):
         return None
     if tracked.returncode:
         return None
-    return head if changed.returncode == 0 else f"{head} with changes"
+    return f"{head} with changes" if changes else head

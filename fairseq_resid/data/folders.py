@@ -134,6 +134,12 @@ def of_folder(data: Path) -> FolderKind:
     return next((kind for kind in KINDS if kind.record and (data / kind.record).is_file()), TEXT)
 
 
+def is_data_folder(path: Path) -> bool:
+    """Return whether a folder has a record or dictionary that only data folders have."""
+    records = [kind.record for kind in KINDS if kind.record]
+    return any((path / name).is_file() for name in records) or any(path.glob("dict.*.txt"))
+
+
 def of_log(record: Mapping[str, Any]) -> FolderKind:
     """Return the kind of data that a run was trained on, given a record of its log."""
     return next((kind for kind in KINDS if kind.logged and any(name.endswith(kind.logged) for name in record)), TEXT)

@@ -17,6 +17,7 @@ Files are memory-mapped and read one at a time, so memory holds only the sum and
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 import zipfile
 from collections import OrderedDict
@@ -34,6 +35,8 @@ from ..foreign import say
 from ..runs.run import Numbering, Run
 from ..runs.trained_on import num_updates
 
+# The names that fairseq-train gives to checkpoints.
+TRAINED = re.compile(r"checkpoint([0-9]+|_[0-9]+_[0-9]+|_last|_best|\.best_.*)\.pt")
 # name -> (shape, dtype, first name with the same memory)
 Layout = dict[str, tuple[torch.Size, torch.dtype, str]]
 
@@ -56,6 +59,11 @@ def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> li
         raise ValueError(f"{folder}: contains {examples}; select one with --by epoch or --by update")
     kind = kinds[0] if kinds else by
     numbered = files[kind] if kind else []
+    if not numbered and by is None:
+        raise ValueError(
+            f"{folder}: no numbered checkpoints to average; train with --save-interval-updates N, at most the number "
+            "of updates, or without --no-epoch-checkpoints"
+        )
     if len(numbered) < last:
         names = ", ".join(file.name for file in numbered) or "none"
         sort = f"{kind}-numbered" if kind else "numbered"
@@ -221,5 +229,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         raise ValueError("--last and --by: only allowed if --inputs is a folder; otherwise all files are averaged")
     if options.output.is_dir():
         raise ValueError(f"--output {options.output}: is a folder; must be a file")
+    if options.output.exists() and TRAINED.fullmatch(options.output.name):
+        raise ValueError(f"--output {options.output}: a checkpoint of fairseq-train; choose a name such as averaged.pt")
     average(inputs, options.output)
     say(f"{options.output}: average of {', '.join(path.name for path in inputs)}")

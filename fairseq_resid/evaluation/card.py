@@ -23,8 +23,9 @@ from ..tasks.protocol import NLL
 def card_of(run: Run) -> str:
     """Return the card of an evaluated run as Markdown.
 
-    Raises: ValueError if no subset has been evaluated, or if a file is damaged.
+    Raises: ValueError if no subset has been evaluated, or if a file is damaged; FileNotFoundError if it is not a run.
     """
+    run.require()
     files = run.files("results*.json")[::-1]
     subsets = [records.read(file, Results, EVALUATE) for file in files]
     if not subsets:
@@ -77,7 +78,8 @@ def amount(value: int | str) -> str:
 def prepared(settings: dict[str, Any]) -> str:
     """Return the settings used to prepare a data folder, on one line."""
     named = ("name", "source", "target")  # shown elsewhere on the card
-    return ", ".join(f"{name} {value}" for name, value in settings.items() if name not in named and value is not None)
+    given = {name: value for name, value in settings.items() if name not in named and value not in (None, "")}
+    return ", ".join(f"{name} {value}" for name, value in given.items())
 
 
 def machine(hardware: Hardware) -> str:

@@ -53,9 +53,8 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
 
     Raises: ValueError or OSError naming the missing or mismatched file.
     """
-    if not path.is_dir():
-        raise ValueError(f"{path}: no such run folder")
     run = Run(path)
+    run.require()
     state = load_checkpoint(run.last) if run.last.is_file() else {}
     cfg = state.get("cfg") or {}
     task = kinds.of_checkpoint(cfg)

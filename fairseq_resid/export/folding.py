@@ -121,7 +121,8 @@ def fold_site(site: connections.ResidualConnection) -> Fold:
     residual = str(site.described["residual"])
     made = connections.structure(residual)
     if made.folds is None:
-        raise CannotFold(f"--residual {residual}: no post-norm or pre-norm layer computes {made.formula}; {INSTEAD}")
+        formula = f"it has no fold for {made.formula} into a post-norm or pre-norm layer"
+        raise CannotFold(f"--residual {residual}: {formula}; {INSTEAD}")
     try:
         return made.folds(site)
     except CannotFold as error:

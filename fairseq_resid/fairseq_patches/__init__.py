@@ -13,7 +13,7 @@ from .model import BETTER_TRANSFORMER_COPIES, close_better_transformer_path
 from .processes import compare_processes, send_checkpoints
 from .stopping import remember_patience, save_when_stopped
 from .training import DIVERGED, name_divergence, say_what_runs, skip_overflow_without_gpu, unscale_once
-from .writing import keep_last_optimizer_state, write_whole
+from .writing import keep_last_optimizer_state, save_at_every_interval, write_whole
 
 __all__ = [
     "BETTER_TRANSFORMER_COPIES",
@@ -41,6 +41,7 @@ def apply() -> None:
     compare_processes()
     send_checkpoints()
     write_whole()
+    save_at_every_interval()
     keep_last_optimizer_state()
     keep_last_batch()
     keep_batches_on_resume()

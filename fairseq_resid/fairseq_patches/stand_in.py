@@ -1,4 +1,4 @@
-"""A proxy for a module that replaces some of its functions, for use in individual files of fairseq."""
+"""A proxy for a module or an object that replaces some of its functions, for use in individual files of fairseq."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 
 class StandIn(ModuleType):
-    """`module` with these functions replaced. All other attributes are looked up in the module when they are used."""
+    """`original` with these functions replaced. All other attributes are looked up in it when they are used."""
 
-    def __init__(self, module: ModuleType, **functions: Callable[..., Any]) -> None:
-        super().__init__(module.__name__)
+    def __init__(self, original: Any, **functions: Callable[..., Any]) -> None:
+        super().__init__(getattr(original, "__name__", type(original).__name__))
         vars(self).update(functions)
-        self._module = module
+        self._original = original
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+        return getattr(self._original, name)

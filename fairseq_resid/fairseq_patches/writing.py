@@ -1,4 +1,4 @@
-"""Patches that write checkpoints atomically and make the last one resumable."""
+"""Patches that write every numbered checkpoint, atomically, and make the last one resumable."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import torch
 from ..files import remove_redirection
 from .errors import UserError
 from .loading import load_checkpoint
+from .stand_in import StandIn
 
 
 def _bytes_of(value: Any) -> int:
@@ -46,6 +47,27 @@ def _writing(path: str, size: int) -> Iterator[None]:
             f"{path}: cannot be written: {reason} ({size / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free); "
             "earlier checkpoints are intact"
         ) from error
+
+
+def save_at_every_interval() -> None:
+    """Save at every multiple of --save-interval-updates under --no-epoch-checkpoints.
+
+    fairseq omits the save if the update is the last of its epoch, because checkpointN.pt has the same weights then.
+    With --no-epoch-checkpoints there is no checkpointN.pt: the numbered checkpoints would have gaps, and there would be
+    none at all if the interval is a multiple of the length of an epoch.
+    """
+    from fairseq import checkpoint_utils
+
+    original = checkpoint_utils.save_checkpoint
+
+    @functools.wraps(original)
+    def save_checkpoint(cfg, trainer, epoch_itr, *args, **kwargs):  # type: ignore[no-untyped-def]
+        if cfg.no_epoch_checkpoints:
+            # fairseq uses the answer only to decide what to save and what to delete.
+            epoch_itr = StandIn(epoch_itr, end_of_epoch=lambda: False)
+        return original(cfg, trainer, epoch_itr, *args, **kwargs)
+
+    checkpoint_utils.save_checkpoint = save_checkpoint
 
 
 def keep_last_optimizer_state() -> None:

@@ -31,7 +31,10 @@ def require_namespace(args: object) -> None:
 
 
 def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
-    """Add --residual, --norm, --residual-backend, --log-coefficients, and a flag for every option of the structures."""
+    """Add --residual, --norm, --residual-backend, --log-coefficients, and a flag for every option of the structures.
+
+    Raises: UserError naming a structure with an option whose flag fairseq has already.
+    """
     formulas = "; ".join(f"{name}: {connections.structure(name).formula}" for name in connections.names())
     parser.add_argument(
         "--residual",
@@ -61,10 +64,14 @@ def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
         text = "; ".join(f"{variant}: {spec.help} (default: {spec.default})" for variant, spec in meanings.items())
         option = next(iter(meanings.values()))
         flag = "--" + name.replace("_", "-")
-        if option.choices:
-            parser.add_argument(flag, choices=option.choices, help=text.replace("%", "%%"))
-        else:
-            parser.add_argument(flag, type=float, metavar="X", help=text.replace("%", "%%"))
+        kind: dict[str, Any] = {"choices": option.choices} if option.choices else {"type": float, "metavar": "X"}
+        try:
+            parser.add_argument(flag, **kind, help=text.replace("%", "%%"))
+        except argparse.ArgumentError:
+            owner = next(iter(meanings))
+            raise UserError(
+                f"residual {owner}: option {name}: {flag} is a flag of fairseq; rename the option"
+            ) from None
 
 
 def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> connections.Options:

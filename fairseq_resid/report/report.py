@@ -227,10 +227,16 @@ def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figur
 
 
 def study_part(file: Path, folder: Path) -> StudyPart:
-    """Return the section on a study's results so far; its plots are saved in `folder`."""
+    """Return the section on a study's results so far; its plots are saved in `folder`.
+
+    Raises: ValueError naming the study if no run has finished.
+    """
     study, name = plan.read_study(file), file.stem
     runs = archive.runs_folder(archive.kept_folder(file))
-    found = results.build_results(study, kept.load_notes(study, file, runs), runs)
+    finished = kept.load_notes(study, file, runs)
+    if not finished:
+        raise ValueError(f"{file}: no finished runs; run fairseq-resid study {file} first")
+    found = results.build_results(study, finished, runs)
     drawn = study_plots.draw_study(study, found, runs, folder)
     figures = {path.stem: figure(path, f"{study_plots.CAPTIONS[path.stem]}.") for path in drawn}
     shown = tables.tables(found)
@@ -312,8 +318,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     if not options.runs and not options.study:
         parser.error("give one or more run folders, or a study with --study")
     for path in options.runs:
-        if not path.is_dir():
-            raise ValueError(f"{path}: no such run folder")
+        Run(path).require()
     runs = [Run(path) for path in dict.fromkeys(options.runs)]
     page = build(runs, options.subset, options.study, options.untested)
     write_text(options.out, page)

@@ -29,7 +29,7 @@ from .. import records
 from ..cli import children, frame, machine
 from ..data import folders
 from ..files import open_to_append, replacing, zip_damage
-from ..foreign import say, with_lines
+from ..foreign import say
 from . import devices, plan, recipe
 from .display import Display, summary
 from .run import Hardware, Run, RunRecord, Session
@@ -207,7 +207,9 @@ def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[Tr
     given = check_flags([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *mine])
     data = given or recipes
     if len(data) != 1:
-        raise ValueError(f"data folder: {', '.join(data) or 'none'} given; exactly one is needed")
+        shown = ", ".join(data[:3]) or "none"
+        more = f" and {len(data) - 3:,} more" if data[3:] else ""
+        raise ValueError(f"data folder: {shown}{more} given; exactly one is needed")
     # Compare by identity, because a flag can have an equal value.
     kept = [[str(item) for item in part if not any(item is other for other in given)] for part in (rest, mine)]
     recipe, own = map(TrainingCommand.parse, kept)
@@ -341,8 +343,7 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
         if code > 128:
             raise SystemExit(code)  # killed by a signal that this process did not receive
         if code:
-            failure = ChildProcessError(f"fairseq-train failed with exit code {code}; the last lines of {log}:")
-            raise with_lines(failure, children.last_lines(log))
+            raise children.failure(PROGRAM, code, log, ChildProcessError)
         if is_first:
             records.write(run.record, replace(record, finished=reached_end(command, run)))
             done = run.training_summary()
@@ -403,6 +404,8 @@ def request(
     run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
     if run.path.exists() and not run.path.is_dir():
         raise ValueError(f"--run {run.path}: is a file; must be a folder")
+    if folders.is_data_folder(run.path):
+        raise ValueError(f"--run {run.path}: is a data folder; must be a new folder or a run folder")
     given = base.and_then(own)
     check_tensorboard(given)
     gpus = [] if "--cpu" in given else devices.gpus()

@@ -168,6 +168,9 @@ def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) ->
     if is_sharded and any(name.endswith("bf16") for name in (asked, *own)):
         flag = f"--{own[0]}" if own else f"--precision {asked}"
         raise ValueError(f"{flag} and --ddp-backend fully_sharded: fairseq does not support both; use fp16 or fp32")
+    if not gpus and "fp16" in (asked, *own) and "--fp16-no-flatten-grads" not in given:
+        flag = "--fp16" if own else "--precision fp16"
+        raise ValueError(f"{flag}: requires a GPU; on the CPU, use bf16 or fp32")
     if own:
         return " ".join(own), "as given", []
     if asked != "auto":

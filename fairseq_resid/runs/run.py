@@ -21,6 +21,7 @@ import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -230,14 +231,25 @@ class Run:
     def checkpoint(self, name: str | None = None) -> Path:
         """Return the checkpoint `name`: by default the averaged model, or else the last checkpoint.
 
-        Raises: ValueError naming the folder or the file that is missing.
+        Raises: ValueError or FileNotFoundError naming the folder or the file that is missing.
         """
-        if not self.path.is_dir():
-            raise ValueError(f"{self.path}: no such run folder")
+        self.require()
+        if name and Path(name).name != name:
+            raise ValueError(f"checkpoint {name}: must be the name of a file in {self.path}, without folders")
         file = self.path / name if name else self.averaged if self.averaged.is_file() else self.last
         if not file.is_file():
-            raise ValueError(f"{file}: no such checkpoint; run fairseq-resid train first, or choose another file")
+            raise ValueError(f"{file}: no such checkpoint; run {TRAIN} first, or choose another file")
         return file
+
+    def require(self) -> None:
+        """Check that this is a run folder.
+
+        Raises: FileNotFoundError naming the folder if it does not exist or has no file of a run.
+        """
+        if not self.path.is_dir():
+            raise FileNotFoundError(f"{self.path}: no such run folder")
+        if not any(is_of_run(file.name) for file in self.path.iterdir()):
+            raise FileNotFoundError(f"{self.path}: not a run folder: has no checkpoint, log, run.json or results.json")
 
     def average(self, name: str) -> Path:
         """Return the path of an average by its name, "averaged" or "epochsFIRST-LAST"."""
@@ -277,7 +289,9 @@ class Run:
 
         Raises: FileNotFoundError or ValueError naming the file that is missing or damaged.
         """
-        return records.read(self.results(subset), Results, f"{EVALUATE} {self.path}")
+        self.require()
+        flags = "" if subset == "test" else f" --subset {subset}"
+        return records.read(self.results(subset), Results, f"{EVALUATE} {self.path}{flags}")
 
     def results(self, subset: str = "test") -> Path:
         return self.file("results.json" if subset == "test" else f"results.{subset}.json")
@@ -360,6 +374,11 @@ class Run:
             unit=folders.of_log(next(iter(epochs.values()), {})).unit,
             explosion=find_explosion(norms),
         )
+
+
+def is_of_run(name: str) -> bool:
+    """Return whether a file of this name, such as a checkpoint, makes its folder a run folder."""
+    return name.endswith(".pt") or name in ("run.json", "train.log") or fnmatch(name, "results*.json")
 
 
 def find_explosion(norms: dict[int, float]) -> Explosion | None:

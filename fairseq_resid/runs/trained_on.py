@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ..files import read_lines
 from .run import Run
 
 
@@ -56,3 +57,19 @@ def find_data(run: Run, state: dict[str, Any]) -> Path:
         if candidate.is_dir():
             return candidate
     raise ValueError(f"{run.path}: trained on {data}: no such data folder; give its new path with --data")
+
+
+def check_same_dictionaries(run: Run, state: dict[str, Any], data: Path) -> None:
+    """Check that the dictionaries of a data folder equal those that a checkpoint was trained with.
+
+    If the folder that it was trained on no longer exists, nothing can be compared.
+    Raises: OSError or ValueError naming the dictionary that is missing or differs.
+    """
+    try:
+        trained_on = find_data(run, state)
+    except ValueError:
+        return
+    for own in sorted(trained_on.glob("dict.*.txt")):
+        file = data / own.name
+        if read_lines(file) != read_lines(own):
+            raise ValueError(f"{file}: differs from {own}, which {run.path} was trained with")

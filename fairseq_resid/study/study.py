@@ -240,8 +240,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     if options.unpack:
         say(f"{place.kept}: {archive.unpack(place.kept)} runs")
         return 0
-    if not (options.results or options.plan or options.pack):
+    if not (options.results or options.pack):
         plan.check_study(study, options.study)
+    if not (options.results or options.plan or options.pack):
         place.claim()
         if missing := state.missing():
             launch.check_data(plan.flags_of(study, missing[0]))  # before the first run: a failed one needs --retry

@@ -16,7 +16,7 @@ from .. import records
 from ..cli import children
 from ..data import folders
 from ..evaluation import evaluate, job
-from ..files import inside, locked
+from ..files import inside, last_lines, locked
 from ..runs import launch
 from ..runs import settings as evaluation_settings
 from ..runs.run import Run
@@ -101,7 +101,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
 
 def has_diverged(run: Run) -> bool:
     """Return whether a training run failed because its loss or gradient was not finite."""
-    return any(compat.DIVERGED in line for line in children.last_lines(run.train_log))
+    return any(compat.DIVERGED in line for line in last_lines(run.train_log, children.TAIL))
 
 
 def analyze(run: Run) -> None:

@@ -32,7 +32,7 @@ from .text.caption_scores import CIDER, CaptionScore
 from .text.significance import check_conditions
 from .translating import (
     TOLERANCE,
-    check_same_dictionaries,
+    check_dictionaries,
     data_of,
     decoding_settings,
     fitting,
@@ -106,7 +106,7 @@ class Captioning(Task[CaptionData]):
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> CaptionData:
         data = CaptionData(path, caption_folder.CaptionRecord.checked(path))
         caption_folder.open_regions(path, subset, data.record)
-        check_same_dictionaries(run, state, path, {caption_folder.DICTIONARY: "decoder.embed_tokens.weight"})
+        check_dictionaries(run, state, path, {caption_folder.DICTIONARY: "decoder.embed_tokens.weight"})
         weight = state["model"].get("encoder.embed_tokens.features.weight")
         if weight is not None and tuple(weight.shape[1:]) != (data.record.width,):
             raise ValueError(

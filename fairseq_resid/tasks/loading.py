@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ..data.text.binarised import check_dictionaries, check_regular
-from ..fairseq_patches import naming
+from ..fairseq_patches import load_checkpoint, naming
 from ..runs.run import Run
-from ..runs.trained_on import is_trained_on, num_updates
+from ..runs.trained_on import check_same_dictionaries, is_trained_on, num_updates
 from . import register
 
 
@@ -60,11 +60,13 @@ def load(
     """Load a checkpoint of a run together with a data folder, onto a GPU if there is one and `cpu` is false.
 
     adapt: modifies the checkpoint's state before the model is built
-    Raises: ValueError or OSError naming the missing or mismatched file.
+    Raises: ValueError or OSError naming the missing or mismatched file, such as a dictionary that is not the model's.
     """
     register()
     check_regular(data)
     check_dictionaries(data)
+    # fairseq replaces the data folder in the state that it loads, so the state must be read before.
+    check_same_dictionaries(run, load_checkpoint(checkpoint), data)
     from fairseq import checkpoint_utils
 
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), {"data": str(data)})

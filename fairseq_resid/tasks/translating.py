@@ -16,7 +16,7 @@ from ..data.text.binarised import SPECIAL, check_texts, require_subset
 from ..data.text.folder import Corpus
 from ..files import MOST_COUNT, bounded, inside, read_lines, read_rows, write_text
 from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored
-from ..runs.trained_on import find_data
+from ..runs.trained_on import check_same_dictionaries, find_data
 from .protocol import (
     LAST,
     NLL,
@@ -118,25 +118,20 @@ def reference_nll(job: ScoringJob[Any], model: ScoredModel) -> list[likelihood.S
     return sentences
 
 
-def check_same_dictionaries(run: Run, state: dict[str, Any], data: Path, embeddings: Mapping[str, str]) -> None:
+def check_dictionaries(run: Run, state: dict[str, Any], data: Path, embeddings: Mapping[str, str]) -> None:
     """Check that the dictionaries of a data folder are those that a run was trained with.
 
     embeddings: the name of the embedding in the state dict, by the name of the dictionary
     Raises: OSError or ValueError naming the dictionary that is missing or differs from the model's.
     """
-    try:
-        trained_on = find_data(run, state)
-    except ValueError:  # the folder no longer exists, so only sizes can be compared
-        trained_on = data
     for name, embedding in embeddings.items():
-        file, own = data / name, trained_on / name
-        words = read_lines(file)
+        file = data / name
+        words = len(read_lines(file))
         weights = state["model"].get(embedding)
-        trained = len(words) if weights is None else sum(weights.shape[:1]) - len(SPECIAL)  # it may have no dimensions
-        if len(words) != trained:
-            raise ValueError(f"{file}: {len(words):,} words, but {run.last} was trained with {trained:,}")
-        if own.is_file() and read_lines(own) != words:
-            raise ValueError(f"{file}: differs from {own}, which {run.path} was trained with")
+        trained = words if weights is None else sum(weights.shape[:1]) - len(SPECIAL)  # it may have no dimensions
+        if words != trained:
+            raise ValueError(f"{file}: {words:,} words, but {run.last} was trained with {trained:,}")
+    check_same_dictionaries(run, state, data)
 
 
 def fitting(loaded: Loaded, subset: str) -> np.ndarray:
@@ -189,7 +184,7 @@ class Translation(Task[Corpus]):
         text_folder.check(corpus.path)
         sides = (corpus.source, "encoder"), (corpus.target, "decoder")
         embeddings = {f"dict.{language}.txt": f"{stack}.embed_tokens.weight" for language, stack in sides}
-        check_same_dictionaries(run, state, corpus.path, embeddings)
+        check_dictionaries(run, state, corpus.path, embeddings)
         reference = corpus.reference(subset)
         if subset in corpus.skipped:
             raise ValueError(

@@ -19,7 +19,7 @@ from fairseq_resid import __main__ as console
 from fairseq_resid import records
 from fairseq_resid.cli import children, frame, quiet
 from fairseq_resid.fairseq_patches import UserError
-from fairseq_resid.foreign import with_lines
+from fairseq_resid.foreign import further_lines, with_lines
 
 pytestmark = pytest.mark.once
 
@@ -162,7 +162,26 @@ def test_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
         file.write(b"cut in the mid")
         file.flush()
     assert [line for line in taken if line] == ["0", "1", "2", "cut in the mid"]
-    assert children.last_lines(log)[-2:] == ["    2", "    cut in the mid"]
+
+
+@pytest.mark.parametrize(
+    ("end", "message", "shown"),
+    [
+        ("fairseq_resid: error: a.pt: damaged", "failed: a.pt: damaged; its output is in {log}", []),
+        ("torch.cuda.OutOfMemoryError: no memory", "failed: no memory; its output is in {log}", []),
+        ("Exception: The dataset is empty.", "failed: The dataset is empty; its output is in {log}", []),
+        ("an Error: of it", "failed with exit code 1; the last lines of {log}:", ["first", "an Error: of it"]),
+        ("", "failed with exit code 1; the last lines of {log}:", ["first", ""]),
+    ],
+)  # fmt: skip
+def test_failure_shows_the_cause_or_the_end_of_the_log(
+    end: str, message: str, shown: list[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    log.write_text(f"first\n{end}\n")
+    error = children.failure("fairseq-train", 1, log, ChildProcessError)
+    assert str(error) == f"fairseq-train {message.format(log=log)}"
+    assert further_lines(error) == [f"    {line}" for line in shown]
 
 
 def test_log_is_followed_from_its_first_line(tmp_path: Path) -> None:

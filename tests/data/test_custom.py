@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -192,12 +193,16 @@ def test_texts_may_share_a_name_in_different_folders(raw_text: dict[str, Path], 
     assert [item["lines"] for item in record["texts"].values()] == [301, 301, 43, 43, 203, 203]
 
 
+@pytest.mark.parametrize(("size", "bound"), [(30_000, "at most"), (5, "at least")])
 def test_impossible_vocabulary_size_is_reported(
-    raw_text: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    size: int, bound: str, raw_text: dict[str, Path], tmp_path: Path, capfd: Any
 ) -> None:
-    assert custom.main(flags(raw_text, tmp_path / "data", vocab_size=30_000)) == 2
-    assert "fairseq-resid prepare custom: error: --vocab-size 30000: " in capfd.readouterr().err
+    """The bound in the message is exact: the text can be prepared with it."""
+    assert custom.main(flags(raw_text, tmp_path / "data", vocab_size=size)) == 2
+    end = f"error: --vocab-size {size}: must be {bound} ([0-9]+) for this training text\n"
+    found = re.search(f"{end}$", capfd.readouterr().err)
     assert not (tmp_path / "data").exists()
+    assert found and custom.main(flags(raw_text, tmp_path / "data", vocab_size=found[1])) == 0
 
 
 def test_only_newlines_end_lines_of_custom_corpora(tmp_path: Path) -> None:

@@ -63,8 +63,8 @@ def test_line_counts_match_the_papers() -> None:
             "Expected `str`, got `bool` - at `normalize`",
         ),
         (lambda text: text.replace("  dev.tgz:\n", "  dev2.tgz:\n"), "`files` has no dev.tgz"),
-        (lambda text: text + "\tx", "damaged: "),
-        (lambda text: text.replace("vocab_size", "vocabulary"), "unknown field `vocabulary`"),
+        (lambda text: text + "\tx", "found character '\\t'"),
+        (lambda text: text.replace("vocab_size", "vocabulary"), "unknown field `vocabulary`; allowed fields: "),
     ],
 )
 def test_broken_manifest_is_reported(change: Callable[[str], str], said: str, tmp_path: Path) -> None:

@@ -55,6 +55,19 @@ def test_evaluation_pairs_in_training_are_counted_listed_and_removed(
     assert "deduplicate is False, not True" in capsys.readouterr().err
 
 
+def test_test_set_from_the_training_text_causes_a_warning(
+    raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side in ("en", "xx"):
+        lines = read_lines(Path(f"{raw['train']}.{side}"))[:40]
+        Path(f"{raw['test']}.{side}").write_text("".join(line + "\n" for line in lines))
+    assert build(raw, tmp_path / "data") == 0
+    said = capsys.readouterr().err
+    assert f"{tmp_path / 'data'}: warning: 40 of 40 pairs of test are also training pairs: " in said
+    assert build(raw, tmp_path / "less", "--deduplicate") == 0
+    assert "warning" not in capsys.readouterr().err
+
+
 def test_deduplication_keeps_first_pairs_in_order(tmp_path: Path) -> None:
     def write(name: str, lines: list[str]) -> Path:
         (tmp_path / name).write_text("".join(line + "\n" for line in lines))

@@ -260,6 +260,11 @@ def test_options_that_do_not_apply_are_refused(files: list[Path], tmp_path: Path
     code, error = run(capsys, "--inputs", files[0], "--output", tmp_path / "no" / "folder.pt")
     assert code == 2 and "folder.pt" in error and error.count("\n") == 1
     assert run(capsys, "--inputs", files[0], "--output", tmp_path)[0] == 2
+    for name in ("checkpoint_last.pt", "checkpoint7.pt", "checkpoint_7_900.pt", "checkpoint.best_loss_2.51.pt"):
+        (tmp_path / name).write_text("old")
+        code, error = run(capsys, "--inputs", *files, "--output", tmp_path / name)
+        assert code == 2 and "a checkpoint of fairseq-train; choose a name such as averaged.pt" in error
+        assert (tmp_path / name).read_text() == "old"
 
 
 # --- writing

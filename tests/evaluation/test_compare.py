@@ -161,7 +161,12 @@ def test_folder_without_evaluated_run_is_reported(data: Path, capsys: Capture) -
     one, empty = evaluated(data, "one", 0.8), data.parent / "empty"
     empty.mkdir()
     assert compare.main([str(one), str(empty)]) == 2
-    assert "empty/results.json: no such file: run fairseq-resid evaluate" in capsys.readouterr().err
+    assert "empty: not a run folder" in capsys.readouterr().err
+    (empty / "run.json").touch()
+    assert compare.main([str(one), str(empty)]) == 2
+    assert f"no such file: run fairseq-resid evaluate {empty} first" in capsys.readouterr().err
+    assert compare.main([str(one), str(empty), "--subset", "valid"]) == 2
+    assert f"no such file: run fairseq-resid evaluate {one} --subset valid first" in capsys.readouterr().err
     for content in ("{", "[]", "{}"):
         (empty / "results.json").write_text(content)
         assert compare.main([str(one), str(empty)]) == 2

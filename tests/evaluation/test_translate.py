@@ -113,7 +113,9 @@ def test_translate_names_missing_files(where: str, run: Path, corpus: Path, tmp_
         shutil.rmtree(data)
     assert translate.main([str(folder), "--data", str(data), "--cpu", *flags]) == 2
     error = capsys.readouterr().err
-    named = {"no run": "run", "no model": "spm.model", "no data": "data"}.get(where, "checkpoint_")
+    named = {"no run": "run", "no checkpoint": "not a run folder", "no model": "spm.model", "no data": "data"}.get(
+        where, "checkpoint_"
+    )
     assert error.startswith("fairseq-resid translate: error: ") and named in error and error.count("\n") == 1
 
 

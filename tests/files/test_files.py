@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fairseq_resid import records
@@ -107,8 +108,33 @@ def test_yaml_records_are_typed_too(tmp_path: Path) -> None:
     assert records.read(file, Known) == Known("x", {"a": 1})
     for content in ("name: [", "sizes: 1", "- x"):
         file.write_text(content)
-        with pytest.raises(ValueError, match=r"known\.yaml: damaged: "):
+        with pytest.raises(ValueError, match=r"known\.yaml: "):
             records.read(file, Known)
+
+
+class Part(msgspec.Struct, forbid_unknown_fields=True):
+    size: int = 0
+
+
+class Whole(msgspec.Struct, forbid_unknown_fields=True):
+    name: str = ""
+    parts: tuple[Part, ...] = ()
+    named: dict[str, Part] = {}
+    maybe: Part | None = None
+
+
+def test_unknown_field_of_a_yaml_file_is_reported_with_the_allowed_ones(tmp_path: Path) -> None:
+    file = tmp_path / "whole.yaml"
+    for content, said in (
+        ("nam: x", "unknown field `nam`; allowed fields: name, parts, named, maybe"),
+        ("parts: [{sise: 1}]", "unknown field `sise` - at `parts[0]`; allowed fields: size"),
+        ("named: {x: {sise: 1}}", "unknown field `sise` - at `named[...]`; allowed fields: size"),
+        ("maybe: {sise: 1}", "unknown field `sise` - at `maybe`; allowed fields: size"),
+    ):
+        file.write_text(content)
+        with pytest.raises(ValueError) as caught:
+            records.read(file, Whole)
+        assert str(caught.value) == f"{file}: Object contains {said}"
 
 
 def test_missing_record_names_the_command_that_writes_it(tmp_path: Path) -> None:

@@ -180,6 +180,9 @@ def test_names_given_by_users_are_escaped(data: Path, tmp_path: Path) -> None:
 
 def test_empty_runs_are_reported(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "empty").mkdir()
+    assert report.main([str(tmp_path / "empty")]) == 2
+    assert "empty: not a run folder" in capsys.readouterr().err
+    (tmp_path / "empty" / "train.log").touch()
     assert report.main([str(tmp_path / "empty"), "--out", str(tmp_path / "report.html")]) == 0
     said = " ".join(Page((tmp_path / "report.html").read_text()).text)
     for missing in ("has no scores here", "has no analysis", "no training records"):
@@ -187,6 +190,8 @@ def test_empty_runs_are_reported(tmp_path: Path, capsys: Any) -> None:
     assert "<section" not in (tmp_path / "report.html").read_text()
     assert report.main([str(tmp_path / "nowhere")]) == 2
     assert "nowhere: no such run folder" in capsys.readouterr().err
+    assert report.main([str(tmp_path / "empty"), "--out", str(tmp_path / "none" / "report.html")]) == 2
+    assert "none/report.html: cannot be written: its folder does not exist" in capsys.readouterr().err
 
 
 def test_incomparable_runs_are_explained(data: Path, tmp_path: Path) -> None:
@@ -206,6 +211,13 @@ def test_page_shows_figures_of_a_study_without_comparisons(tmp_path: Path) -> No
     assert report.main(["--study", str(file), "--out", str(out)]) == 0
     drawn = re.findall(r'alt="([^"]*)"', out.read_text())
     assert drawn and len(set(drawn)) == len(drawn)
+
+
+def test_study_without_finished_runs_is_refused(tmp_path: Path, capsys: Any) -> None:
+    file = studies.written(tmp_path)
+    assert report.main(["--study", str(file), "--out", str(tmp_path / "report.html")]) == 2
+    assert f"trial.yaml: no finished runs; run fairseq-resid study {file} first" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_page_shows_a_study(tmp_path: Path, capsys: Any) -> None:

@@ -249,6 +249,11 @@ def test_recorded_commit_shows_whether_files_were_changed(tmp_path: Path, monkey
         subprocess.run([*git, *words], check=True)
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     assert machine.commit() == head
+    (tmp_path / "notes.txt").write_text("outside the package")
+    assert machine.commit() == head
+    (package / "structure.py").write_text("new")
+    assert machine.commit() == f"{head} with changes"
+    (package / "structure.py").unlink()
     (package / "version.py").write_text("2")
     assert machine.commit() == f"{head} with changes"
 

@@ -93,7 +93,7 @@ def test_missing_data_error_names_the_prepare_command(
 @pytest.mark.parametrize(
     "extra",
     [
-        "other --fp16",
+        "other --bf16",
         "--memory-efficient-fp16 other",
         "--seed 3 other",
         "--restore-file other other --cpu",
@@ -122,6 +122,7 @@ def test_given_data_folder_replaces_the_one_in_the_recipe(extra: str, fake_train
             "data folder: other, another given; exactly one is needed",
         ),
         ("--max-tokens 9", "", "data folder: none given; exactly one is needed"),
+        ("These words are text", "", "data folder: These, words, are and 1 more given; exactly one is needed"),
         ("data-bin/phrasebook --max-tokens 9 --arch transformer", "", "--arch: set by this command"),
         ("data-bin/phrasebook --max-tokens 9", "--fp16 --bf16", "--bf16 and --fp16: give only one of them"),
         ("data-bin/phrasebook --max-tokens 9", "--seed -1", "--seed -1: must be one whole number, 0 to 4294967295"),
@@ -133,6 +134,7 @@ def test_given_data_folder_replaces_the_one_in_the_recipe(extra: str, fake_train
         ("data-bin/phrasebook --max-tokens 9", "--batch-size", "--batch-size/--max-sentences: expected one argument"),
         ("data-bin/phrasebook --max-tokens 9", "--batch-size 0", "--batch-size 0: must be one whole number, 1 or more"),
         ("data-bin/phrasebook --max-tokens 9", "--run mine.txt", "--run mine.txt: is a file"),
+        ("data-bin/phrasebook --max-tokens 9", "--run data-bin/phrasebook", "data-bin/phrasebook: is a data folder"),
         ("half --max-tokens 9", "", "half: incomplete data folder: train*.idx is missing for a language"),
     ],
 )

@@ -171,6 +171,13 @@ def test_image_models_keep_their_weights_in_fp32() -> None:
     assert words(plan.plan_training(images, command(""), [P100], None)) == "--distributed-world-size 1 --batch-size 128"
 
 
+@pytest.mark.parametrize(("flags", "precision"), [("--fp16", "auto"), ("", "fp16")])
+def test_fp16_is_refused_on_a_cpu_where_fairseq_needs_a_gpu(flags: str, precision: str) -> None:
+    with pytest.raises(ValueError, match="fp16: requires a GPU; on the CPU, use bf16 or fp32"):
+        plan.plan_training(BASE, command(flags), [], None, precision=precision)
+    plan.plan_training(BASE, command(f"{flags} --fp16-no-flatten-grads"), [], None, precision=precision)
+
+
 def test_contradictory_precision_flags_are_refused() -> None:
     with pytest.raises(ValueError, match="--precision bf16 and --fp16: give only one of them"):
         plan.plan_training(BASE, command("--fp16"), [A100], None, precision="bf16")

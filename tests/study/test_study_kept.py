@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,14 @@ def test_empty_study_lists_missing_runs(file: Path, tmp_path: Path, capsys: Capt
     assert study.main([str(file), "--plan"]) == 0
     said = capsys.readouterr().out
     assert "flat.base.0.001.tuning: missing" in said and "12 runs missing, and 9 that depend on tuning" in said
+
+
+def test_plan_refuses_what_the_runs_would_refuse(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    text = file.read_text()
+    (tmp_path / "wrong.yaml").write_text(re.sub(r"(?m)^recipe: .*", "recipe: none.txt", text))
+    for flags in (["--plan"], []):
+        assert study.main([str(tmp_path / "wrong.yaml"), *flags]) == 2
+        assert "none.txt: no such recipe" in capsys.readouterr().err
 
 
 def test_damaged_kept_file_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:

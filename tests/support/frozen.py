@@ -65,7 +65,12 @@ def main() -> int:
         sys.path.insert(0, str(folder))
     added = add()
     print(f"added: {', '.join(added)}" if added else "nothing to add: every structure with a test file is listed")
-    return 0
+    from support import structures
+
+    untested = [name for name in structures.registered() if not structures.has_file(name)]
+    for name in untested:
+        print(f"{name}: left out: it has no test file, tests/structures/{name}.py", file=sys.stderr)
+    return 1 if untested else 0
 
 
 if __name__ == "__main__":

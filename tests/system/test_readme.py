@@ -39,10 +39,10 @@ SCRIPT = "".join(block for kind, block in BLOCKS if kind == "bash")
 LINES = re.sub(r"\\\n +", "", SCRIPT).splitlines()  # a long command has several lines
 COMMANDS = list(dict.fromkeys(line.partition("  #")[0].rstrip() for line in LINES))
 
-# 12 updates, because ten checkpoints are averaged and fairseq saves no numbered checkpoint at the end of an epoch.
+# Ten updates, because ten checkpoints are averaged.
 SIZE = "--encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32"
 SIZE += " --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64"
-SMALL = SIZE + " --max-update 12 --save-interval-updates 1 --disable-validation"
+SMALL = SIZE + " --max-update 10 --save-interval-updates 1 --disable-validation"
 
 
 # Ten epochs; their checkpoints are averaged.
@@ -55,6 +55,7 @@ def mirrored(target: str) -> str:
 
 # The texts of Multi30k that are replaced by small made-up texts.
 MULTI30K = ("val", "test_2016_flickr", "test_2017_flickr", "test_2017_mscoco", "test_2018_flickr")
+OWN_RECIPE = "scripts/train.sh my-recipe.txt data-bin/phrasebook --arch transformer_sas"
 # Flags that are appended to commands to make them run faster. All other commands run unchanged.
 SHORTENED = {
     "data-prep/iwslt15-en-vi.sh": mirrored("vi"),
@@ -69,6 +70,8 @@ SHORTENED = {
     "data-prep/cifar": "--mirror file://$PWD/mirrors/cifar --downloads downloads --allow-other-data --valid 10",
     "scripts/train.sh multi30k-en-de": SMALL,
     "scripts/train.sh quickstart": SMALL,
+    f"{OWN_RECIPE} --max-update 1000": f"{SMALL} --max-update 12",
+    OWN_RECIPE: SMALL,
     "data-prep/coco-captions.sh": "--allow-other-data",
     "data-prep/mosaic-captions.sh": "--mosaics 60 6 8",
     "scripts/train.sh coco-captions-self-critical": f"{SMALL} --effective-batch 4",
@@ -87,7 +90,7 @@ GROUPS = {
     "images": r"cifar|prepare-images",
     "documentation": r"scripts/docs\.sh|docs/tools",
     "quickstart": r"checkpoints/quickstart",
-    "phrasebook": r"scaled_branch|import connections|fairseq_resid\.connections|data-bin/phrasebook|prepare phrasebook",
+    "phrasebook": r"scaled_branch|import connections|fairseq_resid\.connections|(data-bin/|prepare )phrasebook|my-rec",
     "published": r"profile published|multi30k-en-de-published",
     "studies": r"multi30k-en-de-4k|studies/",
     "multi30k": r"multi30k-en-de",

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,8 @@ SETTINGS = (
 )
 # The settings that only matter with `clean`.
 LIMITS = ("max_pieces", "max_ratio")
+# The fraction of a validation or test set that may also be in the training text without a warning.
+LEAKAGE = 0.1
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,10 @@ def _show_result(out: Path, show: bool) -> None:
             counts = [f"{len(getattr(overlap, kind)):,} {kind}s" for kind in ("source", "target", "pair")]
             phrases.append(f"also in the training text: {', '.join(counts)}")
         say("; ".join(phrases))
+        if overlap and len(overlap.pair) > lines.kept * LEAKAGE:
+            repeated = f"{len(overlap.pair):,} of {lines.kept:,} pairs of {split} are also training pairs"
+            remedy = "scores on them are too high; --deduplicate drops them from the training text"
+            say(f"{out}: warning: {repeated}: {remedy}", file=sys.stderr)
     for fact, number_of in record.facts.items():
         say(f"{fact}: {', '.join(f'{count:,} {what}' for what, count in number_of.items())}")
     _show_differences(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr
@@ -33,6 +34,11 @@ SENTENCEPIECE: dict[str, Any] = {
 }
 # sentencepiece's names: NFKC with extra rules for machine translation, plain NFKC, no normalisation.
 NORMALIZERS = ("nmt_nfkc", "nfkc", "identity")
+# Where sentencepiece's messages contain the bound that a vocabulary size violates.
+BOUNDS = {
+    "at most": re.compile(r"set it to a value <= (\d+)"),
+    "at least": re.compile(r"smaller than required_chars\. \d+ vs (\d+)"),
+}
 
 
 def sample(files: tuple[Path, Path], pairs: int) -> Iterator[str]:
@@ -130,7 +136,10 @@ def _learn_sentencepiece(sentences: Iterator[str], settings: dict[str, Any]) -> 
             **settings,
         )
     except RuntimeError as error:
-        raise ValueError(f"--vocab-size {settings['vocab_size']}: sentencepiece failed: {error}") from None
+        said = str(error)
+        bounds = [(word, found[1]) for word, pattern in BOUNDS.items() if (found := pattern.search(said))]
+        reason = f"must be {' '.join(bounds[0])} for this training text" if bounds else f"sentencepiece failed: {said}"
+        raise ValueError(f"--vocab-size {settings['vocab_size']}: {reason}") from None
     return content.getvalue()
 
 

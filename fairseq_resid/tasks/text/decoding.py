@@ -11,7 +11,6 @@ from pathlib import Path
 from ...cli import children
 from ...cli.progress import Progress
 from ...files import create, read_lines
-from ...foreign import with_lines
 from ...runs.settings import DECODING
 
 
@@ -70,8 +69,7 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
         shutil.copyfileobj(errors, output)
     messages.unlink()
     if code:
-        failure = DecodingError(f"fairseq-generate failed with exit code {code}; the last lines of {log}:")
-        raise with_lines(failure, children.last_lines(log))
+        raise children.failure("fairseq-generate", code, log, DecodingError)
 
 
 def read_hypotheses(log: Path) -> list[str]:
