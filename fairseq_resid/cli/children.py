@@ -24,7 +24,7 @@ POLL = 0.5  # seconds between reads of a log
 AWAKE = 1.0  # seconds that a wait for a command may block
 TAIL = 25  # lines of a log that are shown when its command fails
 # The last line of a log that ends with one of our errors, or with a traceback of Python.
-CAUSE = re.compile(r"(?:fairseq_resid: error|(?:\w+\.)*\w*(?:Error|Exception)): (\S.*)")
+CAUSE = re.compile(r"fairseq_resid: error: \S.*|(?:\w+\.)*\w*(?:Error|Exception): \S.*")
 Failure = TypeVar("Failure", bound=Exception)
 # Seconds after which an interrupted command receives SIGTERM.
 INTERRUPT_AFTER = 3.0
@@ -59,8 +59,9 @@ def show(argv: Sequence[str], tail: str = "") -> None:
 def failure(name: str, code: int, log: Path, kind: type[Failure]) -> Failure:
     """Return the error for a command that failed: its cause, if the log ends with one, or else the end of the log."""
     lines = [line.rstrip() for line in files.last_lines(log, TAIL)]
-    if lines and (cause := CAUSE.fullmatch(lines[-1])):
-        return kind(f"{name} failed: {cause[1].rstrip('.')}; its output is in {log}")
+    if lines and CAUSE.fullmatch(lines[-1]):
+        cause = lines[-1].removeprefix("fairseq_resid: error: ").rstrip(".")
+        return kind(f"{name} failed: {cause}; its output is in {log}")
     error = kind(f"{name} failed with exit code {code}; the last lines of {log}:")
     return with_lines(error, [f"    {line[:300]}" for line in lines])
 

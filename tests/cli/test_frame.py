@@ -168,8 +168,8 @@ def test_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
     ("end", "message", "shown"),
     [
         ("fairseq_resid: error: a.pt: damaged", "failed: a.pt: damaged; its output is in {log}", []),
-        ("torch.cuda.OutOfMemoryError: no memory", "failed: no memory; its output is in {log}", []),
-        ("Exception: The dataset is empty.", "failed: The dataset is empty; its output is in {log}", []),
+        ("torch.OutOfMemoryError: full", "failed: torch.OutOfMemoryError: full; its output is in {log}", []),
+        ("Exception: The dataset is empty.", "failed: Exception: The dataset is empty; its output is in {log}", []),
         ("an Error: of it", "failed with exit code 1; the last lines of {log}:", ["first", "an Error: of it"]),
         ("", "failed with exit code 1; the last lines of {log}:", ["first", ""]),
     ],
