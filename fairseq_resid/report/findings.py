@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, median
 
 from ..analysis.plots import stacks
 from ..analysis.results import Analysis, Site
@@ -45,7 +45,7 @@ def trend(analysis: Analysis, name: str, claim: str) -> Finding | None:
         parts = halves(analysis, stack)
         if parts is not None and all(name in site.coefficients for part in parts for site in part):
             low, high = (mean_of(part, name) for part in parts)
-            found.append(f"{stack} {HALVES[0]} {low:.2f}, {HALVES[1]} {high:.2f}")
+            found.append(f"{stack} {HALVES[0]} {low:.2g}, {HALVES[1]} {high:.2g}")
     return Finding(claim, "SAS paper, section 5, figure 3", "; ".join(found)) if found else None
 
 
@@ -104,11 +104,10 @@ def more_below(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
 
 def ratio(analysis: Analysis) -> Finding:
     sites = [site for site in analysis.sites.values() if "ratio" in site.coefficients]
-    mean = mean_of(sites, "ratio")
+    values = [site.coefficients["ratio"].mean for site in sites]
     starts = [start for site in sites if (start := site.coefficients["ratio"].start) is not None]
-    begun = f", {fmean(starts):.2f} at the start" if starts else ""
-    least, most = (pick(site.coefficients["ratio"].mean for site in sites) for pick in (min, max))
-    found = f"mean {mean:.2f}{begun}; by site {least:.2f} to {most:.2f}"
+    begun = f" (at the start {fmean(starts):.2f})" if starts else ""
+    found = f"mean {fmean(values):.2f}, median {median(values):.2f}{begun}; by site {min(values):.2f} to {max(values):.2f}"
     claim = "the effective ratio of x to F is learned, 2.64 on average with λ = 2"
     return Finding(claim, "rSkip paper, section 4.3 (images)", found)
 

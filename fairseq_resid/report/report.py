@@ -236,7 +236,7 @@ def study_part(file: Path, folder: Path) -> StudyPart:
     finished = kept.load_notes(study, file, runs)
     if not finished:
         raise ValueError(f"{file}: no finished runs; run fairseq-resid study {file} first")
-    found = results.build_results(study, finished, runs)
+    found = results.build_results(study, finished, runs, results.other_studies(study, file, finished))
     drawn = study_plots.draw_study(study, found, runs, folder)
     figures = {path.stem: figure(path, f"{study_plots.CAPTIONS[path.stem]}.") for path in drawn}
     shown = tables.tables(found)

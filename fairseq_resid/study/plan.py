@@ -19,6 +19,7 @@ from msgspec import Struct, field
 
 from .. import records
 from ..data import folders
+from ..files import inside
 from ..foreign import printable
 from ..runs import launch, recipe
 from ..runs.trained_on import share_splits
@@ -95,7 +96,8 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     average: number of last checkpoints to average, for translation; analyze: number of seeds per arm to analyse
     plan: the comparisons, most important first
     contrasts: further comparisons on all seeds of each group, "SETTING ARM [VALUE]": the first minus the second, or
-        with four groups, the first minus the second, minus the same difference of the third and fourth
+        with four groups, the first minus the second, minus the same difference of the third and fourth. A group of
+        another study file in the same folder, OTHER.yaml, is "OTHER/SETTING ARM [VALUE]"
     """
 
     title: str
@@ -163,12 +165,47 @@ def read_study(path: Path) -> Study:
 
     Raises: ValueError naming the file and the invalid entry; OSError.
     """
+    study = read_alone(path)
+    others = {name: read_alone(file) for name, file in other_files(study, path).items()}
+    for number, contrast in enumerate(study.contrasts, start=1):
+        for text in contrast:
+            name, rest = study_and_group(text)
+            try:
+                group(others[name] if name else study, rest)
+            except ValueError as error:
+                raise ValueError(printable(f"{path}: contrasts, {number}: {text}: {error}")) from None
+    return study
+
+
+def read_alone(path: Path) -> Study:
+    """Read a study file without checking the groups of its contrasts. Raises: as `read_study`."""
     study = records.read(path, Study)
     try:
         _check(study)
     except ValueError as error:
         raise ValueError(printable(f"{path}: {error}")) from None
     return study
+
+
+def study_and_group(text: str) -> tuple[str, str]:
+    """Split a group of a contrast into the name of its study, "" for the same study, and "SETTING ARM [VALUE]"."""
+    name, _, rest = text.rpartition("/")
+    return name, rest
+
+
+def other_files(study: Study, path: Path) -> dict[str, Path]:
+    """Return the files of the other studies whose runs appear in the contrasts, by name.
+
+    Raises: ValueError naming the file if there is no such file in the folder of the study file.
+    """
+    found = {}
+    for name in dict.fromkeys(study_and_group(text)[0] for contrast in study.contrasts for text in contrast):
+        file = path.parent / f"{name}.yaml"
+        if name and ("/" in name or not file.is_file()):
+            raise ValueError(printable(f"{path}: contrasts: {name}: no study file {file}"))
+        if name:
+            found[name] = inside(path.parent, file.name)
+    return found
 
 
 def _check(study: Study) -> None:
@@ -251,11 +288,6 @@ def _check(study: Study) -> None:
     for number, contrast in enumerate(study.contrasts, start=1):
         if len(contrast) not in (2, 4):
             raise ValueError(f"contrasts, {number}: {len(contrast)} groups: must be 2 or 4")
-        for text in contrast:
-            try:
-                group(study, text)
-            except ValueError as error:
-                raise ValueError(f"contrasts, {number}: {text}: {error}") from None
 
 
 def group(study: Study, text: str) -> Group:

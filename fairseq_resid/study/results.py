@@ -14,9 +14,10 @@ import numpy as np
 
 from .. import records
 from ..analysis import curves
+from ..runs import recipe
 from ..runs.run import Explosion, Run, RunRecord, Scored
-from . import plan
-from .kept import Note
+from . import archive, plan
+from .kept import Note, load_notes
 from .plan import Choice, Group, Study
 from .statistics import Effect, effect, holm, pseudo_values
 
@@ -144,52 +145,75 @@ class StudyResults:
     archive: str | None = None
 
 
-class KeptRuns:
-    """The kept runs of a study and their scores by sentence."""
+@dataclass(frozen=True)
+class Ended:
+    """A finished or diverged run: its note and its folder."""
 
-    def __init__(self, study: Study, notes: Mapping[str, Note], folder: Path) -> None:
-        self.study, self.notes, self.folder = study, notes, folder
+    note: Note
+    folder: Path
+
+
+class KeptRuns:
+    """The kept runs of a study and their scores by sentence.
+
+    others: the studies whose runs appear in the contrasts, by name
+    """
+
+    def __init__(
+        self, study: Study, notes: Mapping[str, Note], folder: Path, others: Mapping[str, KeptRuns] | None = None
+    ) -> None:
+        self.study, self.notes, self.folder, self.others = study, notes, folder, others or {}
+        self.nll = {note.run: note.nll for note in notes.values()}
+        self.known = plan.choices(study, self.nll)
         self.values = cache(self._values)
 
-    def ended(self, group: Group | Cell | Row) -> list[Note]:
-        """Return the notes on all seeds of an arm, excluding its tuning runs."""
+    def ended(self, group: Group | Cell | Row) -> list[Ended]:
+        """Return all seeds of an arm, excluding its tuning runs."""
         wanted = (group.setting, group.arm, group.value)
         found = [
             note
             for note in self.notes.values()
             if (note.run.setting, note.run.arm, note.run.value) == wanted and not note.run.is_tuning
         ]
-        return sorted(found, key=lambda note: note.run.seed)
+        return [Ended(note, self.folder / note.run.name) for note in sorted(found, key=lambda note: note.run.seed)]
 
-    def _values(self, name: str, measure: str) -> np.ndarray:
+    def group(self, text: str) -> list[Ended]:
+        """Return the runs of a group of a contrast, from this or another study."""
+        name, rest = plan.study_and_group(text)
+        kept = self.others[name] if name else self
+        group = plan.group(kept.study, rest)
+        own = kept.known.get((group.setting, group.arm))
+        if group.value is None and own is not None:
+            group = replace(group, value=own.best)
+        return kept.ended(group)
+
+    def _values(self, folder: Path, measure: str) -> np.ndarray:
         """Return the pseudo-values of a measure for every sentence of all test sets, for one run."""
-        run, of = Run(self.folder / name), self.study.task.measures[measure]
+        run, of = Run(folder), self.study.task.measures[measure]
         parts = [row for subset in self.study.tests_of(measure) for row in of.parts(run, subset)]
         return pseudo_values(np.array(parts), of.score)
 
-    def compare(self, groups: Sequence[Sequence[Note]], measures: Iterable[str]) -> Comparison:
+    def compare(self, groups: Sequence[Sequence[Ended]], measures: Iterable[str]) -> Comparison:
         """Compare two groups of finished runs, or two pairs of groups by their differences."""
         task = self.study.task
-        finished = [[note for note in group if note.outcome == "finished"] for group in groups]
+        finished = [[run for run in group if run.note.outcome == "finished"] for group in groups]
         seeds = [len(group) for group in finished]
         if not all(finished):
             return Comparison(seeds, {})
-        first, *others = [note.run.name for group in finished for note in group]
+        first, *others = [run.folder for group in finished for run in group]
         effects = {}
         for measure in measures:
             count = len(self.values(first, measure))
-            if strange := [name for name in others if len(self.values(name, measure)) != count]:
-                raise ValueError(
-                    f"{self.folder / strange[0]}: was scored on a different number of {task.examples} than {first}"
-                )
-            samples = [np.stack([self.values(note.run.name, measure) for note in group]) for group in finished]
+            if strange := [folder for folder in others if len(self.values(folder, measure)) != count]:
+                raise ValueError(f"{strange[0]}: was scored on a different number of {task.examples} than {first.name}")
+            samples = [np.stack([self.values(run.folder, measure) for run in group]) for group in finished]
             effects[measure] = effect(list(zip(SIGNS, samples, strict=False)))
         untested = ""
         if lost := sum(map(len, groups)) - sum(seeds):
             untested = f"{lost} diverged"
         elif task.floor is not None:
             name, least = task.floor
-            if any(plain.fmean(note.scores[task.best][name].score for note in group) < least for group in finished):
+            if any(plain.fmean(run.note.scores[task.best][name].score for run in group) < least for group in finished):
                 untested = f"{name} below {least:g}"
         if untested:
             effects = {measure: Effect(found.difference) for measure, found in effects.items()}
@@ -221,14 +245,46 @@ def machine(record: RunRecord) -> str:
     return f"{hardware.cores} {'core' if hardware.cores == 1 else 'cores'} of {hardware.cpu}"
 
 
-def build_results(study: Study, notes: Mapping[str, Note], folder: Path) -> StudyResults:
-    """Compute the results of a study from its kept runs.
+def other_studies(study: Study, file: Path, notes: Mapping[str, Note]) -> dict[str, KeptRuns]:
+    """Return the kept runs of the studies whose runs appear in the contrasts of a study file, by name.
+
+    Raises: ValueError naming the damaged file, or the study that was scored in another way.
+    """
+    found = {}
+    for name, path in plan.other_files(study, file).items():
+        other = plan.read_alone(path)
+        folder = archive.runs_folder(archive.kept_folder(path))
+        theirs = load_notes(other, path, folder)
+        ways = {
+            "measures": (", ".join(study.task.measures), ", ".join(other.task.measures)),
+            "average": (study.average, other.average),
+            "evaluate": (recipe.evaluation(study.recipe), recipe.evaluation(other.recipe)),
+        }
+        for what, (mine, its) in ways.items():
+            if mine != its:
+                raise ValueError(f"{path}: {what}: {its}: must be {mine} for the contrasts of {file}")
+        if (mine := digests(notes)) and (its := digests(theirs)) and mine != its:
+            raise ValueError(
+                f"{folder}: was scored on different data than {file.stem}: its dictionaries or references differ"
+            )
+        found[name] = KeptRuns(other, theirs, folder)
+    return found
+
+
+def digests(notes: Mapping[str, Note]) -> set[str]:
+    """Return the data fingerprints of a study's runs: one, or none if no run has it."""
+    return {note.data for note in notes.values() if note.data}
+
+
+def build_results(
+    study: Study, notes: Mapping[str, Note], folder: Path, others: Mapping[str, KeptRuns] | None = None
+) -> StudyResults:
+    """Compute the results of a study from its kept runs. others: see `other_studies`.
 
     Raises: ValueError naming the damaged file.
     """
-    kept = KeptRuns(study, notes, folder)
-    nll = {note.run: note.nll for note in notes.values()}
-    known = plan.choices(study, nll)
+    kept = KeptRuns(study, notes, folder, others)
+    nll, known = kept.nll, kept.known
     rows = [row for cell in _cells(study, known) if (row := _row(kept, cell)) is not None]
     rows = _corrected([_against(kept, row, rows) for row in rows], study)
     first = next((note for note in notes.values() if note.scores), None)
@@ -240,13 +296,16 @@ def build_results(study: Study, notes: Mapping[str, Note], folder: Path) -> Stud
         baseline=study.baseline,
         tests={measure: list(study.tests_of(measure)) for measure in study.task.measures},
         sentences={
-            measure: 0 if first is None else len(kept.values(first.run.name, measure))
+            measure: 0 if first is None else len(kept.values(folder / first.run.name, measure))
             for measure in study.task.measures
         },
         signatures={name: score.signature for name, score in first.scores[study.task.best].items()} if first else {},
         rows=rows,
         interactions=_interactions(kept, rows),
-        contrasts=[_contrast(kept, contrast, known) for contrast in study.contrasts],
+        contrasts=[
+            Contrast(list(groups), kept.compare([kept.group(text) for text in groups], study.task.measures))
+            for groups in study.contrasts
+        ],
         tuned=[
             Tuned(
                 setting,
@@ -321,7 +380,7 @@ def _row(kept: KeptRuns, cell: Cell) -> Row | None:
     """Return the results of a cell; None if none of its runs has finished or diverged."""
     task, measure = kept.study.task, kept.study.measure
     ended = kept.ended(cell)
-    finished = [note for note in ended if note.outcome == "finished"]
+    finished = [run.note for run in ended if run.note.outcome == "finished"]
     if not ended:
         return None
     scored: dict[str, list[dict[str, Scored]]] = {}
@@ -339,7 +398,7 @@ def _row(kept: KeptRuns, cell: Cell) -> Row | None:
         cell.at,
         cell.value,
         [note.run.seed for note in finished],
-        [note.run.seed for note in ended if note.outcome != "finished"],
+        [run.note.run.seed for run in ended if run.note.outcome != "finished"],
         len(cell.seeds),
         next((note.parameters for note in finished), None),
         plain.fmean(hours) if hours else None,
@@ -416,15 +475,3 @@ def _interactions(kept: KeptRuns, rows: Sequence[Row]) -> list[Interaction]:
             groups = [kept.ended(row) for row in (mine[setting], base[setting], mine[than], base[than])]
             found.append(Interaction(arm, at, setting, than, kept.compare(groups, [study.measure])))
     return found
-
-
-def _contrast(kept: KeptRuns, groups: Sequence[str], known: Mapping[tuple[str, str], Choice]) -> Contrast:
-    """Return the comparison of two or four groups over all of their seeds."""
-    found = []
-    for text in groups:
-        group = plan.group(kept.study, text)
-        own = known.get((group.setting, group.arm))
-        if group.value is None and own is not None:
-            group = replace(group, value=own.best)
-        found.append(kept.ended(group))
-    return Contrast(list(groups), kept.compare(found, kept.study.task.measures))

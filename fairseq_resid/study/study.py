@@ -264,7 +264,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         from .tables import write_results
 
         say(f"{place.name}: computing results; finished runs: {len(state.notes)}")
-        for path in write_results(state.study, state.notes, place.kept):
+        for path in write_results(state.study, place.file, state.notes, place.kept):
             say(path)
     hopeless = [
         where for where, choice in plan.choices(study, state.nll()).items() if not (choice.to_try or choice.best)

@@ -16,7 +16,7 @@ from ..tasks import kinds
 from . import archive, plots
 from .kept import Note
 from .plan import Study
-from .results import Comparison, Row, StudyResults, baselines, build_results
+from .results import Comparison, Row, StudyResults, baselines, build_results, other_studies
 from .statistics import LEVEL, POWER, Effect
 
 VERDICTS = ("Better", "Worse", "No measurable difference", "Not tested", "Diverged", "Not compared")
@@ -293,10 +293,10 @@ def bullets(lines: Sequence[str]) -> str:
     return "".join(f"- {escaped(line)}\n" for line in lines)
 
 
-def write_results(study: Study, notes: Mapping[str, Note], folder: Path) -> list[Path]:
-    """Write results.json, results.md and the plots of a study into its folder; return their paths."""
+def write_results(study: Study, file: Path, notes: Mapping[str, Note], folder: Path) -> list[Path]:
+    """Write results.json, results.md and the plots of a study file into `folder`; return their paths."""
     runs, packed = archive.runs_folder(folder), archive.archive_file(folder)
-    found = build_results(study, notes, runs)
+    found = build_results(study, notes, runs, other_studies(study, file, notes))
     if runs != folder:
         found = replace(found, archive=sha256(packed))
     drawn = plots.draw_study(study, found, runs, folder)

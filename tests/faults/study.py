@@ -69,6 +69,13 @@ FAULTS = [
         "study/test_study_results.py",
     ),
     Fault(
+        "study: a contrast with a study on other data is computed",
+        "fairseq_resid/study/results.py",
+        "(its := digests(theirs)) and mine != its",
+        "(its := digests(theirs)) and False",
+        "study/test_study_results.py",
+    ),
+    Fault(
         "study: an arm whose best value is the baseline's is omitted from the comparison at that value",
         "fairseq_resid/study/results.py",
         '("own", "baseline", own.value)',

@@ -362,7 +362,7 @@ def test_files_with_other_strange_values_become_notes(where: str, runs: list[Pat
 def test_findings_report_gates_of_sas() -> None:
     found = {each.claim: each for each in findings.findings(sas())}
     assert "α > 0.9 at " in found["α is above 0.9 nearly everywhere"].found
-    assert "encoder lower half 0.10, upper half 0.30" in found["β rises with depth"].found
+    assert "encoder lower half 0.1, upper half 0.3" in found["β rises with depth"].found
     assert "lower half" in found["(1−α)(1−β) is larger in the lower layers"].found
     assert found["every branch is used"].found.startswith("not used: 0 of ")
     assert findings.findings(sas(0.4))[0].found.startswith("α > 0.9 at 0 of ")
@@ -372,7 +372,7 @@ def test_findings_report_ratio_and_unused_branches() -> None:
     sites = [site("encoder", 0, "ffn", ratio=2.7), site("decoder", 0, "ffn", without=3.001, ratio=2.3)]
     found = {each.claim: each for each in findings.findings(analysis("r", "rskip_ln", sites, skip_lambda=2))}
     ratio = next(each for claim, each in found.items() if "ratio" in claim)
-    assert "mean 2.50, 0.50 at the start; by site 2.30 to 2.70" in ratio.found
+    assert "mean 2.50, median 2.50 (at the start 0.50); by site 2.30 to 2.70" in ratio.found
     assert found["every branch is used"].found == "not used: 1 of 2: decoder.0.ffn"
     plain = findings.findings(analysis("p", "post_ln", [site("encoder", 0, "ffn")]))
     assert [each.claim for each in plain] == [

@@ -308,3 +308,54 @@ def test_incomplete_study_gives_results_so_far(file: Path, tmp_path: Path) -> No
     assert "| none: 1 diverged |" in page and "Missing: 1 run of flat sas, 2 runs of deep base." in page
     assert "deep, own best: base has not finished. Not compared: sas." in page
     assert "1 of 2, 1 diverged" in page
+
+
+SECOND = TEXT.replace("title: A trial", "title: A second trial").replace(
+    "  - [deep sas, flat sas]\n",
+    "  - [flat sas, trial/deep sas]\n  - [flat sas, flat base, trial/flat sas, trial/flat base]\n",
+)
+
+
+def test_contrast_with_another_study(file: Path, tmp_path: Path) -> None:
+    all_kept(tmp_path / "trial", plan.read_study(file))
+    path = written(tmp_path, SECOND, "second")
+    second = plan.read_study(path)
+    all_kept(tmp_path / "second", second, name="second")
+    assert study.main([str(path), "--results", "--work", str(tmp_path / "work")]) == 0
+    found = records.read(tmp_path / "second" / "results.json", results.StudyResults)
+    across, of_differences = (one.comparison for one in found.contrasts[:2])
+    assert across.seeds == [2, 2] and across.effects["NLL"].difference == pytest.approx(0.3, abs=1e-4)
+    assert of_differences.seeds == [2, 2, 2, 2]
+    assert of_differences.effects["NLL"].difference == pytest.approx(0, abs=1e-6)
+    page = (tmp_path / "second" / "results.md").read_text()
+    assert "| flat sas minus trial/deep sas | 2, 2 | +0.3000 | [" in page
+    assert "| (flat sas minus flat base) minus (trial/flat sas minus trial/flat base) | 2, 2, 2, 2 | " in page
+
+
+@pytest.mark.parametrize(
+    ("text", "data", "message"),
+    [
+        (TEXT, "bbbb", "trial: was scored on different data than second: its dictionaries or references differ"),
+        (
+            TEXT.replace("recipe: quickstart", "recipe: quickstart\naverage: 5"),
+            "aaaa",
+            r"trial.yaml: average: 5: must be 10 for the contrasts of \S+second.yaml",
+        ),
+        (
+            TEXT.replace("recipe: quickstart", "recipe: multi30k-en-de-published"),
+            "aaaa",
+            r"trial.yaml: evaluate: \S.*: must be \[?\S* ?for the contrasts of \S+second.yaml",
+        ),
+    ],
+)
+def test_contrast_with_a_study_that_was_scored_differently_is_refused(
+    tmp_path: Path, text: str, data: str, message: str
+) -> None:
+    first = plan.read_study(file := written(tmp_path, text))
+    keep(tmp_path / "trial", Planned("flat", "base", 0.001, 1), 3.0, first, data=data)
+    assert kept.load_notes(first, file, tmp_path / "trial")
+    path = written(tmp_path, SECOND, "second")
+    second = plan.read_study(path)
+    made = keep(tmp_path / "second", Planned("flat", "base", 0.001, 1), 3.0, second, study="second", data="aaaa")
+    with pytest.raises(ValueError, match=message):
+        results.other_studies(second, path, {made.run.name: made})

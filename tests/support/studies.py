@@ -81,7 +81,7 @@ def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: A
     return made
 
 
-def all_kept(folder: Path, trial: plan.Study, best_of_deep_sas: float = 0.004) -> dict[str, Note]:
+def all_kept(folder: Path, trial: plan.Study, best_of_deep_sas: float = 0.004, name: str = "trial") -> dict[str, Note]:
     """Write all planned runs. sas is better by 0.2 (0.5 in `deep`). Its best value is 0.004; that of base is 0.002."""
     found: dict[str, Note] = {}
     while True:
@@ -94,7 +94,7 @@ def all_kept(folder: Path, trial: plan.Study, best_of_deep_sas: float = 0.004) -
         best = {"base": 0.002, "sas": best_of_deep_sas if run.setting == "deep" else 0.004}[run.arm]
         value = run.value or 0.0
         nll_of = 3.0 - gain + 0.01 * run.seed % 0.07 + (0.3 * math.log(value / best) ** 2 if value else 0)
-        found[run.name] = keep(folder, run, nll_of, trial)
+        found[run.name] = keep(folder, run, nll_of, trial, study=name)
 
 
 # This script records its call and writes the given note.
