@@ -151,7 +151,9 @@ def test_shipped_studies_have_valid_flags_and_results(
     assert not set(state.notes) - known
     if state.notes:
         folder = path.with_suffix("")
-        found = results.build_results(trial, state.notes, archive.runs_folder(folder))
+        found = results.build_results(
+            trial, state.notes, archive.runs_folder(folder), results.other_studies(trial, path, state.notes)
+        )
         if archive.runs_folder(folder) != folder:
             found = replace(found, archive=sha256(archive.archive_file(folder)))
         committed = json.loads((folder / "results.json").read_text())
