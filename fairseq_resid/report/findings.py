@@ -107,7 +107,9 @@ def ratio(analysis: Analysis) -> Finding:
     values = [site.coefficients["ratio"].mean for site in sites]
     starts = [start for site in sites if (start := site.coefficients["ratio"].start) is not None]
     begun = f" (at the start {fmean(starts):.2f})" if starts else ""
-    found = f"mean {fmean(values):.2f}, median {median(values):.2f}{begun}; by site {min(values):.2f} to {max(values):.2f}"
+    found = (
+        f"mean {fmean(values):.2f}, median {median(values):.2f}{begun}; by site {min(values):.2f} to {max(values):.2f}"
+    )
     claim = "the effective ratio of x to F is learned, 2.64 on average with λ = 2"
     return Finding(claim, "rSkip paper, section 4.3 (images)", found)
 

@@ -28,9 +28,10 @@ from ..analysis.results import Analysis
 from ..analysis.results import read_analysis as read_analysis
 from ..cli import frame, quiet
 from ..evaluation import compare
+from ..evaluation import table as score_table
 from ..files import read_bytes, write_text
 from ..foreign import printable, say
-from ..runs.run import Run, RunRecord
+from ..runs.run import Results, Run, RunRecord
 from ..runs.training_command import TrainingCommand
 from ..study import archive, kept, plan, results, tables
 from ..study import plots as study_plots
@@ -137,26 +138,35 @@ def reason(error: Exception) -> str:
 
 
 def scores(
-    runs: Sequence[Run], subset: str, notes: list[str], untested: str = ""
+    runs: Sequence[Run], subset: str, notes: list[str], untested: str = "", data: Path | None = None
 ) -> tuple[dict[str, Any] | None, list[compare.Candidate]]:
-    """Return the table of scores and the runs that have scores.
+    """Return the table of scores and the runs whose outputs can be shown.
 
     Runs are tested against the first one if their scores can be compared, unless `untested` gives a reason not to test
-    them.
+    them. If no run can be read with its references, as when the data folder is elsewhere, the table only repeats the
+    scores that the runs have recorded.
     """
     candidates: list[compare.Candidate] = []
+    found: dict[Path, Results] = {}
+    unread: dict[str, list[str]] = {}
     for run in runs:
         try:
-            candidate = compare.read_candidate(run.path, "averaged", subset)
+            found[run.path] = run.read_results(subset)
         except Exception as error:
             notes.append(f"{run.name} has no scores here: {run.results(subset)}: {reason(error)}")
+            continue
+        try:
+            candidate = compare.read_candidate(run.path, "averaged", subset, data)
+        except Exception as error:
+            unread.setdefault(reason(error), []).append(run.name)
             continue
         if candidates and candidate.task is not candidates[0].task:
             notes.append(f"{run.name} has no scores here: it was not trained on {candidates[0].task.folder.content}")
             continue
         candidates.append(candidate)
+    notes += [f"{', '.join(names)}: not tested, and shown without outputs: {why}" for why, names in unread.items()]
     if not candidates:
-        return None, []
+        return recorded(found, notes), []
     task = candidates[0].task
     try:
         compare.check_comparable(candidates)
@@ -176,6 +186,18 @@ def scores(
         "rows": rows,
         "notes": [about, f"Tested against {candidates[0].name}.", *lines],
     }, candidates
+
+
+def recorded(results: dict[Path, Results], notes: list[str]) -> dict[str, Any] | None:
+    """Return the table of the scores in results.json; None if there are none, or those of different tasks."""
+    if results:
+        with fenced(notes, "scores"):
+            return {
+                "headings": score_table.headings(results),
+                "rows": [score_table.row(*each) for each in results.items()],
+                "notes": score_table.notes(results, None),
+            }
+    return None
 
 
 def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[Path, Analysis]:
@@ -245,13 +267,15 @@ def study_part(file: Path, folder: Path) -> StudyPart:
     return StudyPart(name, found.title, tables.summary(found), shown, figures, others, tables.notes(found))
 
 
-def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untested: str = "") -> str:
-    """Return the page."""
+def build(
+    runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untested: str = "", data: Path | None = None
+) -> str:
+    """Return the page. data: the data folder of the runs, if it is not the one named in their results."""
     notes: list[str] = []
     table: dict[str, Any] | None = None
     candidates: list[compare.Candidate] = []
     with fenced(notes, "scores"):
-        table, candidates = scores(runs, subset, notes, untested)
+        table, candidates = scores(runs, subset, notes, untested, data)
     analyses = read_analyses(runs, notes)
     learned, drawn, parts, texts, rows, output = [], [], [], [], [], ""
     glossary: list[Entry] = []
@@ -268,7 +292,7 @@ def build(runs: Sequence[Run], subset: str, studies: Sequence[Path] = (), untest
     if candidates:
         with fenced(notes, f"{candidates[0].task.output}s of {candidates[0].path}"):
             output = candidates[0].task.output
-            shown = candidates[0].task.texts(candidates)
+            shown = candidates[0].task.texts(candidates, data)
             texts = samples(shown) if shown else []
     with fenced(notes, "settings"):
         rows = settings(runs, notes)
@@ -308,6 +332,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--study", action="append", default=[], type=Path, metavar="STUDY.yaml", help="add a study; may be repeated")
     add("--out", type=Path, default=Path("report.html"), metavar="FILE", help="output file (default: report.html)")
     add("--subset", default="test", metavar="NAME", help="subset whose scores are shown (default: test)")
+    add("--data", type=Path, help="data folder of the runs (default: the one named in their results)")
     add(
         "--untested",
         default="",
@@ -320,7 +345,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     for path in options.runs:
         Run(path).require()
     runs = [Run(path) for path in dict.fromkeys(options.runs)]
-    page = build(runs, options.subset, options.study, options.untested)
+    page = build(runs, options.subset, options.study, options.untested, options.data)
     write_text(options.out, page)
     size = len(page.encode())
     if size > SIZE:

@@ -212,14 +212,14 @@ class Captioning(Task[CaptionData]):
     def spread(self, scores: list[float]) -> str:
         return f"{CIDER} {statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
 
-    def texts(self, candidates: Sequence[Candidate]) -> Texts:
+    def texts(self, candidates: Sequence[Candidate], data: Path | None = None) -> Texts:
         first = candidates[0]
-        path = data_of(Run(first.path), first.results)
-        data, subset = CaptionData(path, caption_folder.CaptionRecord.of(path)), first.results.subset
-        references = data.references(subset)
+        path, subset = data or data_of(Run(first.path), first.results), first.results.subset
+        images = CaptionData(path, caption_folder.CaptionRecord.of(path))
+        references = images.references(subset)
         outputs = {each.name: each.outputs.captions for each in candidates}
         sources = [f"image {image}" for image in references.ids]
-        return Texts(sources, references.texts, outputs, data.thumbnails(subset))
+        return Texts(sources, references.texts, outputs, images.thumbnails(subset))
 
     def score_together(
         self, jobs: Sequence[ScoringJob[CaptionData]], model: str, tests: Mapping[str, Sequence[str]]

@@ -282,8 +282,11 @@ class Task(ABC, Generic[D]):
         """Return the name of a group of runs that differ only in their seeds."""
         return candidate.results.architecture
 
-    def texts(self, candidates: Sequence[Candidate]) -> Texts | None:
-        """Return the texts that the candidates produced; None if the task does not produce text."""
+    def texts(self, candidates: Sequence[Candidate], data: Path | None = None) -> Texts | None:
+        """Return the texts that the candidates produced; None if the task does not produce text.
+
+        data: the data folder, if it is not the one named in the results
+        """
         return None
 
     # ------------------------------------------------------------------------------------------------------- studies

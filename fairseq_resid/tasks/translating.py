@@ -275,10 +275,10 @@ class Translation(Task[Corpus]):
     def spread(self, scores: list[float]) -> str:
         return f"BLEU {statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
 
-    def texts(self, candidates: Sequence[Candidate]) -> Texts:
+    def texts(self, candidates: Sequence[Candidate], data: Path | None = None) -> Texts:
         """Return sources (empty if not stored next to the references), references and hypotheses."""
         first = candidates[0]
-        corpus = Corpus.read(data_of(Run(first.path), first.results))
+        corpus = Corpus.read(data or data_of(Run(first.path), first.results))
         path = inside(corpus.path, f"ref/{first.results.subset}.{corpus.source}")
         references = first.outputs.references
         sources = read_lines(path) if path.is_file() else [""] * len(references)

@@ -194,6 +194,19 @@ def test_empty_runs_are_reported(tmp_path: Path, capsys: Any) -> None:
     assert "none/report.html: cannot be written: its folder does not exist" in capsys.readouterr().err
 
 
+def test_scores_are_shown_without_the_data(data: Path, runs: list[Path], tmp_path: Path) -> None:
+    elsewhere, out = tmp_path / "elsewhere", tmp_path / "report.html"
+    data.rename(elsewhere)
+    assert report.main([*map(str, runs), "--out", str(out)]) == 0
+    said = " ".join(Page(out.read_text()).text)
+    named = ", ".join(run.name for run in runs)
+    assert f"{named}: not tested, and shown without outputs: {data}: no such data folder; pass it with --data" in said
+    assert "parameters" in said and "tokens/s" in said and "Tested against" not in said
+    assert report.main([*map(str, runs), "--data", str(elsewhere), "--out", str(out)]) == 0
+    text = out.read_text()
+    assert "no such data folder" not in text and "Tested against" in text and 'id="samples"' in text
+
+
 def test_incomparable_runs_are_explained(data: Path, tmp_path: Path) -> None:
     first, other = evaluated(data, "one", 0.6), evaluated(data, "two", 0.7, corpus="another")
     assert report.main([str(first), str(other), "--out", str(tmp_path / "report.html")]) == 0
