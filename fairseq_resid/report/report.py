@@ -164,9 +164,10 @@ def scores(
             notes.append(f"{run.name} has no scores here: it was not trained on {candidates[0].task.folder.content}")
             continue
         candidates.append(candidate)
-    notes += [f"{', '.join(names)}: not tested, and shown without outputs: {why}" for why, names in unread.items()]
+    only = "left out of the scores" if candidates else "not tested, and shown without outputs"
+    notes += [f"{', '.join(names)}: {only}: {why}" for why, names in unread.items()]
     if not candidates:
-        return recorded(found, notes), []
+        return recorded(found, notes, untested), []
     task = candidates[0].task
     try:
         compare.check_comparable(candidates)
@@ -188,14 +189,14 @@ def scores(
     }, candidates
 
 
-def recorded(results: dict[Path, Results], notes: list[str]) -> dict[str, Any] | None:
+def recorded(results: dict[Path, Results], notes: list[str], untested: str) -> dict[str, Any] | None:
     """Return the table of the scores in results.json; None if there are none, or those of different tasks."""
     if results:
         with fenced(notes, "scores"):
             return {
                 "headings": score_table.headings(results),
                 "rows": [score_table.row(*each) for each in results.items()],
-                "notes": score_table.notes(results, None),
+                "notes": [*score_table.notes(results, None), *filter(None, [untested])],
             }
     return None
 

@@ -167,6 +167,9 @@ def read_study(path: Path) -> Study:
     """
     study = read_alone(path)
     others = {name: read_alone(file) for name, file in other_files(study, path).items()}
+    for name, other in others.items():
+        if difference := difference_in_scoring(study, other):
+            raise ValueError(printable(f"{path}: contrasts: {name}: {difference}"))
     for number, contrast in enumerate(study.contrasts, start=1):
         for text in contrast:
             name, rest = study_and_group(text)
@@ -196,16 +199,34 @@ def study_and_group(text: str) -> tuple[str, str]:
 def other_files(study: Study, path: Path) -> dict[str, Path]:
     """Return the files of the other studies whose runs appear in the contrasts, by name.
 
-    Raises: ValueError naming the file if there is no such file in the folder of the study file.
+    Raises: ValueError naming the study file and the group whose study is not another file in the same folder.
     """
     found = {}
-    for name in dict.fromkeys(study_and_group(text)[0] for contrast in study.contrasts for text in contrast):
+    for text in (text for contrast in study.contrasts for text in contrast if "/" in text):
+        name, _ = study_and_group(text)
         file = path.parent / f"{name}.yaml"
-        if name and ("/" in name or not file.is_file()):
-            raise ValueError(printable(f"{path}: contrasts: {name}: no study file {file}"))
-        if name:
-            found[name] = inside(path.parent, file.name)
+        if not name or "/" in name or name == path.stem or not file.is_file():
+            others = sorted(other.stem for other in path.parent.glob("*.yaml") if other.stem != path.stem)
+            allowed = f"must be another study in {path.parent}: {', '.join(others) or 'there is none'}"
+            raise ValueError(printable(f"{path}: contrasts: {text}: {name or 'no name'}: {allowed}"))
+        found[name] = inside(path.parent, file.name)
     return found
+
+
+def difference_in_scoring(study: Study, other: Study) -> str:
+    """Return why the runs of another study cannot appear in a study's contrasts; "" if they can."""
+    if other.task is not study.task:
+        return f"measure: {other.measure}: must be {' or '.join(study.task.measures)}"
+    if study.task.has_averages and other.average != study.average:
+        return f"average: {other.average}: must be {study.average}"
+    for measure in study.task.measures:
+        if lacking := [test for test in study.tests_of(measure) if test not in other.tests_of(measure)]:
+            return f"tests: {', '.join(other.tests_of(measure))}: must include {', '.join(lacking)}"
+    try:
+        mine, theirs = (" ".join(recipe.evaluation(one.recipe)) or "no flags" for one in (study, other))
+    except ValueError as error:
+        return f"recipe: {error}"
+    return "" if mine == theirs else f"evaluation flags of its recipe: {theirs}: must be {mine}"
 
 
 def _check(study: Study) -> None:

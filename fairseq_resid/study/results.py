@@ -14,7 +14,6 @@ import numpy as np
 
 from .. import records
 from ..analysis import curves
-from ..runs import recipe
 from ..runs.run import Explosion, Run, RunRecord, Scored
 from . import archive, plan
 from .kept import Note, load_notes
@@ -47,8 +46,8 @@ class Comparison:
     """The difference between two groups of runs, or between two such differences, over all finished seeds.
 
     seeds: number of finished seeds in each group; effects: by measure, empty unless every group has a finished run
-    untested: reason for omitting intervals and p: a run diverged, so that the remaining seeds are a biased sample, or
-        a group did not train; otherwise ""
+    untested: reason for omitting intervals and p: a group has no finished run, a run diverged, so that the remaining
+        seeds are a biased sample, or a group did not train; otherwise ""
     """
 
     seeds: list[int]
@@ -124,6 +123,7 @@ class StudyResults:
     missing: unfinished runs; unnamed: number of runs that tuning has not determined yet
     without_data: runs without a data fingerprint
     exploded: runs whose gradient exploded, except tuning runs
+        (both with the runs of other studies that appear in the contrasts, as STUDY/RUN)
     archive: the SHA-256 of the archive that contains the runs, if they are packed
     """
 
@@ -187,6 +187,13 @@ class KeptRuns:
             group = replace(group, value=own.best)
         return kept.ended(group)
 
+    def borrowed(self) -> dict[str, Ended]:
+        """Return the runs of other studies that appear in the contrasts, by STUDY/RUN."""
+        texts = dict.fromkeys(text for groups in self.study.contrasts for text in groups if "/" in text)
+        return {
+            f"{plan.study_and_group(text)[0]}/{run.note.run.name}": run for text in texts for run in self.group(text)
+        }
+
     def _values(self, folder: Path, measure: str) -> np.ndarray:
         """Return the pseudo-values of a measure for every sentence of all test sets, for one run."""
         run, of = Run(folder), self.study.task.measures[measure]
@@ -199,7 +206,7 @@ class KeptRuns:
         finished = [[run for run in group if run.note.outcome == "finished"] for group in groups]
         seeds = [len(group) for group in finished]
         if not all(finished):
-            return Comparison(seeds, {})
+            return Comparison(seeds, {}, "not finished")
         first, *others = [run.folder for group in finished for run in group]
         effects = {}
         for measure in measures:
@@ -248,21 +255,13 @@ def machine(record: RunRecord) -> str:
 def other_studies(study: Study, file: Path, notes: Mapping[str, Note]) -> dict[str, KeptRuns]:
     """Return the kept runs of the studies whose runs appear in the contrasts of a study file, by name.
 
-    Raises: ValueError naming the damaged file, or the study that was scored in another way.
+    Raises: ValueError naming the damaged file, or the study that was scored on other data.
     """
     found = {}
     for name, path in plan.other_files(study, file).items():
         other = plan.read_alone(path)
         folder = archive.runs_folder(archive.kept_folder(path))
         theirs = load_notes(other, path, folder)
-        ways = {
-            "measures": (", ".join(study.task.measures), ", ".join(other.task.measures)),
-            "average": (study.average, other.average),
-            "evaluate": (recipe.evaluation(study.recipe), recipe.evaluation(other.recipe)),
-        }
-        for what, (mine, its) in ways.items():
-            if mine != its:
-                raise ValueError(f"{path}: {what}: {its}: must be {mine} for the contrasts of {file}")
         if (mine := digests(notes)) and (its := digests(theirs)) and mine != its:
             raise ValueError(
                 f"{folder}: was scored on different data than {file.stem}: its dictionaries or references differ"
@@ -288,6 +287,7 @@ def build_results(
     rows = [row for cell in _cells(study, known) if (row := _row(kept, cell)) is not None]
     rows = _corrected([_against(kept, row, rows) for row in rows], study)
     first = next((note for note in notes.values() if note.scores), None)
+    every = {**{name: Ended(note, folder / name) for name, note in notes.items()}, **kept.borrowed()}
     runs = [Run(folder / name) for name in notes]
     sessions = [record for run in runs if (record := records.remembered(run.record, RunRecord)) and record.sessions]
     return StudyResults(
@@ -319,11 +319,11 @@ def build_results(
         machines=dict(Counter(map(machine, sessions)).most_common()),
         missing=[run.name for run in plan.runs(study, nll) if run.name not in notes],
         unnamed=plan.undetermined_runs(study, nll),
-        without_data=[name for name, note in notes.items() if not note.data],
+        without_data=[name for name, run in every.items() if not run.note.data],
         exploded={
             name: explosion
-            for name, note in notes.items()
-            if not note.run.is_tuning and (explosion := Run(folder / name).training_summary().explosion)
+            for name, run in every.items()
+            if not run.note.run.is_tuning and (explosion := Run(run.folder).training_summary().explosion)
         },
     )
 

@@ -61,9 +61,9 @@ EFFECT = ("difference", "95% interval", "p")
 def effect_cells(comparison: Comparison, measure: str, digits: int) -> list[str]:
     """Return the cells of an effect: difference, interval, and p or the reason why it is missing."""
     one = comparison.effects.get(measure)
+    p = f"none: {comparison.untested}" if comparison.untested else probability(one.p if one else None)
     if one is None:
-        return [""] * len(EFFECT)
-    p = f"none: {comparison.untested}" if comparison.untested else probability(one.p)
+        return ["", "", p]
     return [f"{one.difference:+.{digits}f}", interval(one.low, one.high, digits), p]
 
 
@@ -268,8 +268,10 @@ def notes(results: StudyResults) -> list[str]:
         lines.append(f"Hours per run are wall-clock hours of training and evaluation. Machines: {made}.")
     if results.without_data:
         number_of = len(results.without_data)
-        has = "1 run has" if number_of == 1 else f"{number_of} runs have"
-        lines.append(f"{has} no data fingerprint, so their data was not checked: {', '.join(results.without_data)}.")
+        which, its = ("1 run has", "its") if number_of == 1 else (f"{number_of} runs have", "their")
+        lines.append(f"{which} no data fingerprint, so {its} data was not checked: {', '.join(results.without_data)}.")
+    if any("/" in group for contrast in results.contrasts for group in contrast.groups):
+        lines.append("STUDY/NAME is a run or an arm of another study in the same folder.")
     if results.archive:
         lines.append(f"The archive of the kept runs has the SHA-256 {results.archive}.")
     return lines

@@ -76,6 +76,13 @@ FAULTS = [
         "study/test_study_results.py",
     ),
     Fault(
+        "study: a contrast compares averages of different numbers of checkpoints",
+        "fairseq_resid/study/plan.py",
+        "study.task.has_averages and other.average",
+        "False and other.average",
+        "study/test_study_plan.py",
+    ),
+    Fault(
         "study: an arm whose best value is the baseline's is omitted from the comparison at that value",
         "fairseq_resid/study/results.py",
         '("own", "baseline", own.value)',

@@ -202,9 +202,19 @@ def test_scores_are_shown_without_the_data(data: Path, runs: list[Path], tmp_pat
     named = ", ".join(run.name for run in runs)
     assert f"{named}: not tested, and shown without outputs: {data}: no such data folder; pass it with --data" in said
     assert "parameters" in said and "tokens/s" in said and "Tested against" not in said
+    for run in runs:
+        bleu = Run(run).read_results().bleu
+        assert bleu and f" {bleu.averaged:.2f} " in said
     assert report.main([*map(str, runs), "--data", str(elsewhere), "--out", str(out)]) == 0
     text = out.read_text()
     assert "no such data folder" not in text and "Tested against" in text and 'id="samples"' in text
+
+
+def test_run_on_missing_data_is_left_out_of_the_scores(runs: list[Path], tmp_path: Path) -> None:
+    altered(runs[1] / "results.json", "data", value="data-bin/gone")
+    assert report.main([*map(str, runs), "--out", str(tmp_path / "report.html")]) == 0
+    said = " ".join(Page((tmp_path / "report.html").read_text()).text)
+    assert f"{runs[1].name}: left out of the scores: " in said and "gone: no such data folder" in said
 
 
 def test_incomparable_runs_are_explained(data: Path, tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from msgspec import structs, to_builtins
 
 from fairseq_resid import records
 from fairseq_resid.files import sha256
@@ -83,9 +85,11 @@ def test_documented_plan_is_valid_and_every_key_is_documented(tmp_path: Path) ->
         ),
         ("sas 0.002,", "sas 0.002 1,", "contrasts, 2: flat sas 0.002 1: must be SETTING ARM or"),
         ("sas 0.002,", "sas low,", "contrasts, 2: flat sas low: could not convert string to float"),
-        ("[deep sas,", "[other/deep sas,", r"contrasts: other: no study file \S+/other.yaml"),
-        ("[deep sas,", "[../trial/deep sas,", r"contrasts: ../trial: no study file \S+/../trial.yaml"),
-        ("[deep sas,", "[trial/deep sars,", "contrasts, 1: trial/deep sars: must be SETTING ARM or"),
+        ("[deep sas,", "[no/deep sas,", r"contrasts: no/deep sas: no: must be another study in \S+: other$"),
+        ("[deep sas,", "[../other/deep sas,", "contrasts: ../other/deep sas: ../other: must be another study in"),
+        ("[deep sas,", "[trial/deep sas,", "contrasts: trial/deep sas: trial: must be another study in"),
+        ("[deep sas,", "[/deep sas,", "contrasts: /deep sas: no name: must be another study in"),
+        ("[deep sas,", "[other/deep sars,", "contrasts, 1: other/deep sars: must be SETTING ARM or"),
         ("tuning:", "tuning: null\n#", "plan, 3: at: baseline: needs `tuning`"),
         ("title: A trial", "titel: A trial", "titel"),
         ("  sas: --", "  s/s: --", "arms: 's/s': names may only contain letters"),
@@ -94,8 +98,29 @@ def test_documented_plan_is_valid_and_every_key_is_documented(tmp_path: Path) ->
 )
 def test_wrong_study_file_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
     assert old in TEXT
+    written(tmp_path, TEXT, "other")
     path = written(tmp_path, TEXT.replace(old, new, 1))
     with pytest.raises(ValueError, match="trial.yaml: .*" + message.replace("[", r"\[")):
+        plan.read_study(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"average": 5}, "average: 5: must be 10"),
+        ({"tests": ("test",)}, "tests: test: must include test1"),
+        ({"recipe": "multi30k-en-de-published"}, "evaluation flags of its recipe: --by epoch .*: must be no flags"),
+        ({"recipe": "nonsense"}, "recipe: nonsense: no such recipe"),
+        ({"measure": "error"}, "measure: error: must be NLL or BLEU"),
+    ],
+)
+def test_contrast_with_a_study_that_is_scored_differently_is_refused(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    path = written(tmp_path, TEXT.replace("[deep sas,", "[other/deep sas,"))
+    other = structs.replace(plan.read_alone(written(tmp_path, TEXT, "other")), **change)
+    (tmp_path / "other.yaml").write_text(yaml.safe_dump(to_builtins(other)))
+    with pytest.raises(ValueError, match=f"trial.yaml: contrasts: other: {message}"):
         plan.read_study(path)
 
 

@@ -332,30 +332,45 @@ def test_contrast_with_another_study(file: Path, tmp_path: Path) -> None:
     assert "| (flat sas minus flat base) minus (trial/flat sas minus trial/flat base) | 2, 2, 2, 2 | " in page
 
 
-@pytest.mark.parametrize(
-    ("text", "data", "message"),
-    [
-        (TEXT, "bbbb", "trial: was scored on different data than second: its dictionaries or references differ"),
-        (
-            TEXT.replace("recipe: quickstart", "recipe: quickstart\naverage: 5"),
-            "aaaa",
-            r"trial.yaml: average: 5: must be 10 for the contrasts of \S+second.yaml",
-        ),
-        (
-            TEXT.replace("recipe: quickstart", "recipe: multi30k-en-de-published"),
-            "aaaa",
-            r"trial.yaml: evaluate: \S.*: must be \[?\S* ?for the contrasts of \S+second.yaml",
-        ),
-    ],
-)
-def test_contrast_with_a_study_that_was_scored_differently_is_refused(
-    tmp_path: Path, text: str, data: str, message: str
-) -> None:
-    first = plan.read_study(file := written(tmp_path, text))
-    keep(tmp_path / "trial", Planned("flat", "base", 0.001, 1), 3.0, first, data=data)
-    assert kept.load_notes(first, file, tmp_path / "trial")
+def test_contrast_with_other_data_is_refused(file: Path, tmp_path: Path) -> None:
+    keep(tmp_path / "trial", Planned("flat", "base", 0.001, 1), 3.0, plan.read_study(file), data="bbbb")
     path = written(tmp_path, SECOND, "second")
     second = plan.read_study(path)
     made = keep(tmp_path / "second", Planned("flat", "base", 0.001, 1), 3.0, second, study="second", data="aaaa")
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match="trial: was scored on different data than second: its dictionaries or refer"):
         results.other_studies(second, path, {made.run.name: made})
+
+
+def test_contrast_with_an_unfinished_study_says_so(file: Path, tmp_path: Path) -> None:
+    path = written(tmp_path, SECOND, "second")
+    second = plan.read_study(path)
+    notes = all_kept(tmp_path / "second", second, name="second")
+    found = results.build_results(second, notes, tmp_path / "second", results.other_studies(second, path, notes))
+    assert found.contrasts[0].comparison == results.Comparison([2, 0], {}, "not finished")
+    page = tables.markdown(found)
+    assert "| flat sas minus trial/deep sas | 2, 0 |  |  | none: not finished |" in page
+    assert "STUDY/NAME is a run or an arm of another study" in page
+
+
+def test_warnings_about_runs_of_another_study(file: Path, tmp_path: Path) -> None:
+    """They name runs in the contrasts that have no data fingerprint, or whose gradient exploded."""
+    trial = plan.read_study(file)
+    all_kept(tmp_path / "trial", trial)
+    lines = [{"epoch": 1, "num_updates": at, "loss": 3, "gnorm": norm} for at, norm in ((1, 1), (2, 1), (3, 5000))]
+    log = "\n".join(map(json.dumps, lines)).encode()
+    (tmp_path / "trial" / "deep.sas.0.004.seed1" / "train.log.gz").write_bytes(gzip.compress(log))
+    path = written(tmp_path, SECOND, "second")
+    second = plan.read_study(path)
+    notes = all_kept(tmp_path / "second", second, name="second")
+    found = results.build_results(second, notes, tmp_path / "second", results.other_studies(second, path, notes))
+    assert list(found.exploded) == ["trial/deep.sas.0.004.seed1"]
+    assert {"trial/deep.sas.0.004.seed1", "trial/flat.base.0.002.seed2"} < set(found.without_data)
+    assert "trial/flat.base.0.004.tuning" not in found.without_data
+
+
+def test_studies_can_name_each_other(file: Path, tmp_path: Path) -> None:
+    second = written(tmp_path, SECOND, "second")
+    written(tmp_path, TEXT.replace("[deep sas, flat sas]", "[deep sas, second/flat sas]"))
+    for path in (file, second):
+        trial = plan.read_study(path)
+        assert results.build_results(trial, {}, tmp_path / "none", results.other_studies(trial, path, {})).contrasts
