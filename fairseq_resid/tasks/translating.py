@@ -213,7 +213,11 @@ class Translation(Task[Corpus]):
                 NLL: scoring.Score(self.nll(job, model), likelihood.UNIT),
             }
         texts = [str(job.decoded(name, "hyp")) for name in scores]
-        children.show(["sacrebleu", str(corpus.reference(job.subset)), "-i", *texts, "-tok", corpus.tokenize])
+        reference = corpus.reference(job.subset)
+        if references != read_lines(reference):  # they are scored in another form, lower-cased and tokenised
+            reference = job.run.file(f"decode/{job.subset}.reference")
+            write_text(reference, "".join(f"{line}\n" for line in references))
+        children.show(["sacrebleu", str(reference), "-i", *texts, "-tok", corpus.tokenize])
         results = replace(
             results,
             bleu=ByModel(**{name: round(scores[name].value, 4) for name in ("averaged", LAST)}),
@@ -254,7 +258,7 @@ class Translation(Task[Corpus]):
         corpus = Corpus.read(data or data_of(run, results))
         text = run.file(f"decode/{subset}.{model}.hyp")
         hypotheses = read_lines(text)
-        references = read_lines(corpus.reference(subset))
+        references = corpus.references(subset)
         score = scoring.bleu(hypotheses, references, corpus.tokenize)
         if abs(score.value - expected) > TOLERANCE or score.signature != results.signature:
             raise ValueError(

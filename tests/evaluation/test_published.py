@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,12 +21,12 @@ from fairseq_resid.data.text import prepare
 from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.data.text.segmentation import Segmenter
-from fairseq_resid.evaluation import evaluate
+from fairseq_resid.evaluation import compare, evaluate
 from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs import launch, recipe, settings
 from fairseq_resid.runs.run import Run, RunRecord
-from fairseq_resid.tasks.text import published
+from fairseq_resid.tasks.text import published, scoring
 from support.preparing import content
 
 Capture = pytest.CaptureFixture[str]
@@ -302,6 +305,35 @@ def test_evaluation_follows_the_recipe_and_scores_tokens(trained: tuple[Path, Pa
     made = load_checkpoint(run / "epochs1-3.pt")["model"]
     assert all(torch.allclose(made[name], value, atol=1e-6) for name, value in mean.items())
     assert "| averaged | " not in (run / "card.md").read_text() and "epochs1-3" in (run / "card.md").read_text()
+
+
+def test_printed_sacrebleu_command_gives_the_score(trained: tuple[Path, Path], capsys: Capture) -> None:
+    """Its references are in the form that is scored, unlike ref/test.de."""
+    data, run = trained
+    assert evaluated(run) == 0
+    (command,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("+ sacrebleu ")]
+    _, program, reference, _, averaged, *_, tokenise, kind = shlex.split(command)
+    assert read_lines(Path(reference)) == Corpus.read(data).references("test") != read_lines(data / "ref" / "test.de")
+    argv = [Path(sys.executable).with_name(program), reference, "-i", averaged, tokenise, kind, "-b", "-w", "4"]
+    printed = subprocess.run([*argv, "--force"], check=True, capture_output=True, text=True).stdout
+    assert float(printed) == json.loads((run / "results.json").read_text())["bleu"]["averaged"]
+
+
+def test_runs_on_the_published_text_are_compared(trained: tuple[Path, Path], tmp_path: Path, capsys: Capture) -> None:
+    data, run = trained
+    assert evaluated(run) == 0
+    references = Corpus.read(data).references("test")
+    for name, kept in (("same", 99), ("shorter", 4)):
+        copy = shutil.copytree(run, tmp_path / name)
+        hypotheses = [" ".join(line.split()[:kept]) for line in references]
+        (copy / "decode" / "test.averaged.hyp").write_text("".join(f"{line}\n" for line in hypotheses))
+        told = json.loads((copy / "results.json").read_text())
+        told["bleu"]["averaged"] = round(scoring.bleu(hypotheses, references, "none").value, 4)
+        (copy / "results.json").write_text(json.dumps(told))
+    assert told["bleu"]["averaged"] < 90
+    assert compare.main([str(tmp_path / "same"), str(tmp_path / "shorter"), "--markdown"]) == 0
+    output = capsys.readouterr().out
+    assert "| same | transformer | 100.00 |" in output and f"| {told['bleu']['averaged']:.2f} |" in output
 
 
 def test_as_published_refuses_a_run_with_other_settings(trained: tuple[Path, Path], capsys: Capture) -> None:
