@@ -84,7 +84,8 @@ def test_structure_consists_of_two_files(tree: Path) -> None:
     assert (tree / "docs" / "drawings" / "structures" / "scaled_branch.svg").is_file()
     changed = {str(path.relative_to(tree)) for path, content in before.items() if path.read_bytes() != content}
     stored = {"tests/stored/state_dict_names.json", "tests/stored/parameter_counts.json"}
-    assert changed == {"README.md", "docs/structures.md", "docs/export.md", *stored}
+    # The table of docs/export.md lists only structures that fold; this one does not.
+    assert changed == {"README.md", "docs/structures.md", *stored}
     code, output = shell(f"{check} -q -p no:cacheprovider --junitxml report.xml", tree)
     found = outcomes(tree / "report.xml")
     assert code == 0 and found.keys() <= {"passed", "skipped"}, output[-4000:]
