@@ -89,6 +89,7 @@ class AttentionResidual(ResidualConnection):
 
     def __init__(self, place: Place, options: AttentionOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
+        place.require_depths()
         self.block_size = options.block_size
         self.width = (place.sites + 1) * place.dim
         self.position = place.index + 1 if options.has_blocks() else 0

@@ -18,7 +18,7 @@ from .registry import Structure, for_all_options, register
 def deep_norm_scales(place: Place) -> tuple[float, float]:
     """Return DeepNorm's α and β for a stack; `DeepNorm` states the formulas."""
     if "encoder" not in place.depths or not place.depths.get("decoder"):
-        place.depth(place.stack)  # raises if the depth is unknown
+        place.require_depths()
         alone = sum(place.depths.values())  # the stages of an image model count as one stack
         return (2 * alone) ** 0.25, (8 * alone) ** -0.25
     n, m = place.depth("encoder"), place.depth("decoder")
@@ -67,7 +67,7 @@ class Keel(ResidualConnection):
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        place.depth(place.stack)  # raises if the depth is unknown
+        place.require_depths()
         self.alpha = 1.0 if place.layer == 0 else float(place.sites)
         self.inner_norm = place.norm(place.dim)
         self.norm = nn.Identity() if place.index == 0 else place.norm(place.dim)

@@ -117,8 +117,10 @@ class HyperConnection(ManyStreams):
 
     def __init__(self, place: Place, options: HyperOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        every = torch.eye(self.streams)
-        reading = every if self.divides_state else every[place.index % self.streams].unsqueeze(0)
+        reading = every = torch.eye(self.streams)
+        if not self.divides_state:
+            place.require_depths()
+            reading = every[place.index % self.streams].unsqueeze(0)
         self.reads = len(reading)
         # Rows: A_mᵀ, then A_rᵀ.
         self.mixing = nn.Parameter(torch.cat([reading, every]))
@@ -206,6 +208,7 @@ class ManifoldHyperConnection(ManyStreams):
 
     def __init__(self, place: Place, options: ManifoldOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
+        place.require_depths()
         n = self.streams
         self.width, self.eps, self.steps = n * place.dim, EPS, SINKHORN_STEPS
         self.stream_weight = nn.Parameter(torch.ones(n * place.dim))

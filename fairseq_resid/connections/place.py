@@ -45,14 +45,18 @@ class Place:
                 raise InvalidOption(name, given, f"must be an integer of at least {least}")
             object.__setattr__(self, name, number)
 
-    def depth(self, stack: str) -> int:
-        """Return the number of layers of a stack; 0 if the model has no such stack.
-
-        Raises: ValueError if `depths` is empty.
-        """
+    def require_depths(self) -> None:
+        """Raise ValueError if `depths` is empty, as it is for a place of which only the width is known."""
         if not self.depths:
             raise ValueError(
                 "Place without depths: the structure depends on the layer or on the model's depth; pass build() a "
                 "Place with depths"
             )
+
+    def depth(self, stack: str) -> int:
+        """Return the number of layers of a stack; 0 if the model has no such stack.
+
+        Raises: ValueError if `depths` is empty.
+        """
+        self.require_depths()
         return self.depths.get(stack, 0)

@@ -90,7 +90,7 @@ class ScaledPreLayerNorm(PreLayerNorm):
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        place.depth(place.stack)  # raises if only the width is known
+        place.require_depths()
         self.scale = 1 / math.sqrt(place.layer + 1)
 
     @torch.jit.export

@@ -34,7 +34,7 @@ class Siamese(ResidualConnection):
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        place.depth(place.stack)  # raises if only the width is known
+        place.require_depths()
         self.least_width = self.most_width = 2 * place.dim
         self.scale = 1 / math.sqrt(2 * (place.layer + 1))
         self.norm, self.post_norm, self.pre_norm = (place.norm(place.dim) for _ in range(3))

@@ -83,7 +83,7 @@ class Admin(WeightedSkipLayerNorm):
     def start(self, place: Place, options: Any) -> float:
         if options.is_profiled():
             return 1.0
-        place.depth(place.stack)  # raises if the depth is unknown
+        place.require_depths()
         return math.sqrt((place.sites + 1) / math.log(place.sites + 1) - 1)
 
     @classmethod

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fairseq_resid import connections
 from fairseq_resid.connections import Place, attention, dense
@@ -88,12 +88,24 @@ def test_stack_works_under_torchscript_and_autocast(name: str, options: dict[str
         torch.testing.assert_close(made(x).float(), expected, rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize(
-    "name", ["deep_norm", "keel", "layer_scale", "mix_ln", "b2t", "dense_former", "scaled_pre_ln", "siamese"]
-)
-def test_structures_that_depend_on_layer_or_depth_require_a_place(name: str) -> None:
-    with pytest.raises(ValueError, match="depends on the layer or on the model's depth; pass build"):
-        connections.build(name, C)
+@each_variant
+def test_width_is_refused_or_gives_the_site_of_every_place(name: str, options: dict[str, Any]) -> None:
+    x, f = torch.randn(2, 3, C), torch.randn(2, 3, C)
+
+    def start(place: Place | int) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        torch.manual_seed(1)
+        site = connections.build(name, place, **options)
+        with torch.no_grad():
+            state = site.enter(x)
+            return site.state_dict(), site.branch_input(state), site(state, f)
+
+    try:
+        expected = start(C)
+    except ValueError as error:
+        assert "depends on the layer or on the model's depth; pass build" in str(error)
+        return
+    for place in places("decoder", {"encoder": 2, "decoder": 3}):
+        torch.testing.assert_close(start(place), expected, rtol=0, atol=0)
 
 
 @each

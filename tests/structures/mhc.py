@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from fairseq_resid import connections
+from fairseq_resid.connections import Place
 from fairseq_resid.ops import sinkhorn
 from structures.hyper import weight_sum  # noqa: F401
 from support.formulas import grid, layer_norm, norm
@@ -16,6 +17,7 @@ EXAMPLES = grid(hyper_streams=[1, 2, 4], hyper_mixing=["sinkhorn", "permutation"
 VARIANTS = {"permutation": {"hyper_mixing": "permutation"}}
 IS_SLOW = True
 HAS_GATE = True
+ALONE = Place(4, depths={"encoder": 1})
 
 
 def scaled(numbers, n):
@@ -64,7 +66,7 @@ def extra(c, options):
 
 
 def test_gates_of_large_fp16_numbers_equal_fp32_gates():
-    wide = connections.build("mhc", 4).half()
+    wide = connections.build("mhc", ALONE).half()
     state = torch.full((1, 16), 300.0, dtype=torch.float16)
     state[..., ::2] = -300.0
     gates = [*wide.writing_weights(state), wide.reading_weights(state)]
@@ -75,16 +77,16 @@ def test_gates_of_large_fp16_numbers_equal_fp32_gates():
 
 
 def test_mixing_starts_near_the_identity():
-    site = connections.build("mhc", 4)
+    site = connections.build("mhc", ALONE)
     start = sinkhorn(site.mixing_bias.view(4, 4), 20)
     assert (start.diagonal() > 0.99).all()
-    site = connections.build("mhc", 4, hyper_mixing="permutation")
+    site = connections.build("mhc", ALONE, hyper_mixing="permutation")
     start = site.writing_weights(torch.zeros(16))[0]
     assert (start.diagonal() > 0.99).all()
 
 
 def test_mean_of_permutations_is_doubly_stochastic_for_large_logits():
-    site = connections.build("mhc", 4, hyper_mixing="permutation")
+    site = connections.build("mhc", ALONE, hyper_mixing="permutation")
     site.mixing_bias.data.normal_(std=25)
     matrix = site.writing_weights(torch.randn(50, 16))[0]
     for dim in (-1, -2):
@@ -93,12 +95,12 @@ def test_mean_of_permutations_is_doubly_stochastic_for_large_logits():
 
 def test_permutations_are_bounded():
     with pytest.raises(ValueError, match=r"^hyper_streams=6: must be <= 5 with hyper_mixing='permutation'$"):
-        connections.build("mhc", 4, hyper_streams=6, hyper_mixing="permutation")
+        connections.build("mhc", ALONE, hyper_streams=6, hyper_mixing="permutation")
 
 
 def test_normalised_streams_are_not_materialised():
     """The product with φ is rescaled instead of the (..., nC) streams u, and one GEMM computes H_res and H_post."""
-    site = connections.build("mhc", 8, hyper_streams=4)
+    site = connections.build("mhc", Place(8, depths={"encoder": 1}), hyper_streams=4)
     state = torch.randn(50, 32, requires_grad=True)
     saved = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor):
