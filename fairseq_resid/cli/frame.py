@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import errno
 import functools
+import math
 import os
 import re
 import shutil
@@ -85,8 +86,32 @@ def refuse_module(work: Work, name: str) -> None:
 
 
 class _Parser(argparse.ArgumentParser):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.register("type", int, _integer)
+        self.register("type", float, _number)
+
     def error(self, message: str) -> NoReturn:
         super().error(printable(message))
+
+
+def _integer(text: str) -> int:
+    """Parse the value of a flag with type=int."""
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text[:40]}: must be an integer") from None
+
+
+def _number(text: str) -> float:
+    """Parse the value of a flag with type=float."""
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not math.isfinite(found):
+        raise argparse.ArgumentTypeError(f"{text[:40]}: must be a finite number")
+    return found
 
 
 class _Verbose(argparse.Action):

@@ -341,7 +341,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     )
     add("--only", metavar="RUN", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if options.hours is not None and not options.hours > 0:  # also true for NaN
+    if options.hours is not None and options.hours <= 0:
         parser.error(f"--hours {options.hours:g}: must be above 0")
     if here := [name for name in ("jobs", "threads", "gpus") if options.cluster and getattr(options, name)]:
         parser.error(f"--{here[0]}: only for runs on this machine; with --cluster, set resources with --cluster-option")

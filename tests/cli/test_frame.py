@@ -56,6 +56,30 @@ def test_errors_are_one_line_with_an_exit_code(error: BaseException, code: int, 
     assert capsys.readouterr().err == said
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--count", "1.5"], "argument --count: 1.5: must be an integer"),
+        (["--count", "two\x1b[2J"], "argument --count: two\\x1b[2J: must be an integer"),
+        (["--size", "large"], "argument --size: large: must be a finite number"),
+        (["--size", "nan"], "argument --size: nan: must be a finite number"),
+        (["--size", "1e999"], "argument --size: 1e999: must be a finite number"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(words: list[str], message: str, capsys: Capture) -> None:
+    @frame.command("try", "Try it.")
+    def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+        group = parser.add_argument_group("numbers")
+        group.add_argument("--count", type=int)
+        group.add_argument("--size", type=float)
+        parser.parse_args(argv)
+
+    assert main(["--count", "-3", "--size=-2.5e-3"]) == 0
+    with pytest.raises(SystemExit, match="2"):
+        main(words)
+    assert capsys.readouterr().err.endswith(f"fairseq-resid try: error: {message}\n")
+
+
 @pytest.mark.parametrize("separator", ["\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
 def test_foreign_line_break_never_forges_an_error_line(separator: str, capsys: Capture) -> None:
     forged = f"x{separator}fairseq-resid try: error: all of it is well"

@@ -207,7 +207,7 @@ def test_missing_text_error_lists_expected_files(tmp_path: Path, capsys: pytest.
         (["nonesuch"], "invalid choice: 'nonesuch'"),
         (["wmt14-en-de", "--workers", "0"], "--workers 0: must be 1 or more"),
         (["wmt14-en-de", "--limit", "-3"], "--limit -3: must be 1 or more"),
-        (["wmt14-en-de", "--vocab-size", "x"], "invalid int value"),
+        (["wmt14-en-de", "--vocab-size", "x"], "argument --vocab-size: x: must be an integer"),
         (["wmt14-en-de", "--out", "."], "--out .: must be a new folder"),
         (["wmt14-en-de", "--raw", "/nowhere"], "--raw /nowhere: no such folder"),
         (["wmt14-en-de", "--raw", ".", "--mirror", "file:///x"], "--raw and --mirror: give only one of them"),

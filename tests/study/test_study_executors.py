@@ -225,7 +225,7 @@ def test_preempted_run_exits_only_after_slurm_has_requeued_it(tmp_path: Path, mo
     [
         (["--jobs", "0"], "--jobs: 0: must be an integer from 1 to 10000"),
         (["--jobs", "1000000000"], "--jobs: 1000000000: must be an integer from 1 to 10000"),
-        (["--hours", "nan"], "--hours nan: must be above 0"),
+        (["--hours", "nan"], "--hours: nan: must be a finite number"),
         (["--hours", "-1"], "--hours -1: must be above 0"),
         (["--cluster-option", "a=b"], "--cluster-option: requires --cluster"),
         (["--cluster", "local", "--cluster-option", "nonsense"], "nonsense: must be NAME=VALUE"),
