@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,20 +20,12 @@ from ..export.engine import is_export
 from ..files import write_text
 from ..foreign import say
 from ..runs import settings
-from ..runs.run import FileState, Results, Run, RunRecord
+from ..runs.run import AverageNote, FileState, Results, Run, RunRecord
 from ..tasks.protocol import LAST, ScoringJob
 from . import averaging, card, compare, exported
 from .job import find_job
 
 SUBSETS = ("valid", "test")
-
-
-@dataclass(frozen=True)
-class AverageNote:
-    """averaged.json: the inputs of an average, and the fingerprint of its file."""
-
-    inputs: list[FileState]
-    output: FileState
 
 
 def make_averages(job: ScoringJob[Any]) -> None:

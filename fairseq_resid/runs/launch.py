@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -60,6 +62,7 @@ PROCESS_FLAGS = (
 )
 STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C again to stop now.\n"
 # Flags for folders and the time limit. They do not affect the trained model.
+RESETS = ("--reset-optimizer", "--reset-dataloader", "--reset-lr-scheduler", "--reset-meters")
 PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
@@ -255,7 +258,7 @@ def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
     """
     if is_whole(run.last):
         return
-    numbered = run.numbered("update") or run.numbered("epoch")
+    numbered = sorted([*run.numbered("update"), *run.numbered("epoch")], key=saved_at)
     whole = next(filter(is_whole, reversed(numbered)), None)
     if whole and "--no-save-optimizer-state" in command:
         raise ValueError(
@@ -268,6 +271,12 @@ def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
             shutil.copyfile(whole, partial)
     elif numbered or run.last.exists():
         raise ValueError(f"{run.path}: all checkpoints are damaged; choose another --run folder or remove this one")
+
+
+def saved_at(checkpoint: Path) -> tuple[int, float]:
+    """Return the epoch and update of a numbered checkpoint; the update is infinite at the end of the epoch."""
+    epoch, *update = map(int, re.findall("[0-9]+", checkpoint.name))
+    return epoch, update[0] if update else math.inf
 
 
 def is_finished(command: TrainingCommand, run: Run) -> bool:
@@ -327,7 +336,10 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
                 say(f"{run.path}: resuming with {change}; run.json records both")
             repair_last_checkpoint(run, command)
             records.write(run.record, record)
-        argv = [children.program(PROGRAM), *command.arguments]
+        executed = command
+        if "--restore-file" in command and run.last.is_file():  # fairseq would load that file again, not this run's
+            executed = command.without(("--restore-file", *RESETS))
+        argv = [children.program(PROGRAM), *executed.arguments]
         log = run.train_log if is_first else run.file(f"train.rank{rank.rank if rank else 0}.log")
         log.parent.mkdir(parents=True, exist_ok=True)  # any process may be the first
         begun = run.training_summary().num_updates if has_begun else 0

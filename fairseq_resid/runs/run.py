@@ -32,7 +32,10 @@ from .training_command import check_size
 
 T = TypeVar("T")
 Numbering = Literal["epoch", "update"]
-NUMBERED = {"epoch": re.compile(r"checkpoint([0-9]+)\.pt"), "update": re.compile(r"checkpoint_[0-9]+_([0-9]+)\.pt")}
+NUMBERED: dict[Numbering, re.Pattern[str]] = {
+    "epoch": re.compile(r"checkpoint([0-9]+)\.pt"),
+    "update": re.compile(r"checkpoint_[0-9]+_([0-9]+)\.pt"),
+}
 
 
 # A JSON record in fairseq's log: alone on its line, or after time, level and logger.
@@ -195,6 +198,14 @@ class FileState:
 
 
 @dataclass(frozen=True)
+class AverageNote:
+    """averaged.json: the inputs of an average, and the fingerprint of its file."""
+
+    inputs: list[FileState]
+    output: FileState
+
+
+@dataclass(frozen=True)
 class Run:
     """The folder of a training run, and the paths of the files in it.
 
@@ -231,15 +242,30 @@ class Run:
     def checkpoint(self, name: str | None = None) -> Path:
         """Return the checkpoint `name`: by default the averaged model, or else the last checkpoint.
 
-        Raises: ValueError or FileNotFoundError naming the folder or the file that is missing.
+        Raises: ValueError or FileNotFoundError naming the folder or the file that is missing, or the averaged model if
+        training went on after it was made.
         """
         self.require()
         if name and Path(name).name != name:
             raise ValueError(f"checkpoint {name}: must be the name of a file in {self.path}, without folders")
+        if not name and self.averaged.is_file():
+            self._require_latest_average()
         file = self.path / name if name else self.averaged if self.averaged.is_file() else self.last
         if not file.is_file():
             raise ValueError(f"{file}: no such checkpoint; run {TRAIN} first, or choose another file")
         return file
+
+    def _require_latest_average(self) -> None:
+        note = records.remembered(self.averaged.with_suffix(".json"), AverageNote)
+        names = {one.file for one in note.inputs} if note else set()
+        for by in NUMBERED:
+            found = [file.name for file in self.numbered(by)]
+            older = [name for name in found if name in names]
+            if older and older[-1] != found[-1]:
+                raise ValueError(
+                    f"{self.averaged}: made from checkpoints up to {older[-1]}, but training went on to {found[-1]}; "
+                    f"run {EVALUATE} {self.path} again, or choose a checkpoint with --checkpoint"
+                )
 
     def require(self) -> None:
         """Check that this is a run folder.

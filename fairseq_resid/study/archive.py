@@ -37,17 +37,31 @@ def runs_folder(kept: Path) -> Path:
     """Return the folder that contains a study's kept runs: its own folder if it contains runs or has no archive,
     otherwise the cache into which the archive is unpacked.
 
-    Raises: ValueError naming the archive if it is damaged or its SHA-256 differs from results.json; OSError.
+    Raises: ValueError naming the archive if it is damaged or its SHA-256 differs from results.json, or the study's
+    folder if it lacks runs of the archive; OSError.
     """
-    archive = archive_file(kept)
-    if run_folders(kept) or not archive.is_file():
+    archive, own = archive_file(kept), run_folders(kept)
+    if not archive.is_file():
         return kept
     digest = sha256(archive)
     named = records.read_if_there(inside(kept, "results.json"), dict) or {}
-    if named.get("archive") not in (None, digest):
+    if not own and named.get("archive") not in (None, digest):
         raise ValueError(f"{archive}: SHA-256 {digest}: must be {named['archive']}, as in {kept / 'results.json'}")
+    unpacked = _cached(archive, kept.name, digest)
+    if not own:
+        return unpacked
+    if lacking := sorted({run.name for run in run_folders(unpacked)} - {run.name for run in own}):
+        raise ValueError(
+            f"{kept}: {len(lacking)} of the runs in {archive.name} are missing, such as {lacking[0]}; "
+            "`fairseq-resid study --unpack` restores them; if you removed them, also remove the archive"
+        )
+    return kept
+
+
+def _cached(archive: Path, name: str, digest: str) -> Path:
+    """Return the folder in the cache into which an archive is unpacked."""
     cache = Path(os.environ.get("FAIRSEQ_RESID_CACHE") or Path.home() / ".cache" / "fairseq_resid") / "studies"
-    folder = cache / f"{kept.name}-{digest[:16]}"
+    folder = cache / f"{name}-{digest[:16]}"
     if not folder.is_dir():
         cache.mkdir(parents=True, exist_ok=True)
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=cache))
@@ -101,8 +115,15 @@ def _regular_files(folder: Path) -> list[Path]:
 
 
 def unpack(kept: Path) -> int:
-    """Copy the runs of the archive into the study's folder; return their number."""
-    for folder in run_folders(runs_folder(kept)):
-        with replacing(kept / folder.name) as partial:
-            shutil.copytree(folder, partial)
+    """Copy the runs of the archive that the study's folder lacks into it; return the number of runs there.
+
+    Raises: as `runs_folder`.
+    """
+    archive, own = archive_file(kept), {folder.name for folder in run_folders(kept)}
+    unpacked = runs_folder(kept) if not own else _cached(archive, kept.name, sha256(archive))
+    for folder in run_folders(unpacked):
+        if folder.name not in own:
+            with replacing(kept / folder.name) as partial:
+                shutil.rmtree(partial, ignore_errors=True)  # from an interrupted copy
+                shutil.copytree(folder, partial)
     return len(run_folders(kept))

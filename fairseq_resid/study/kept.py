@@ -205,9 +205,11 @@ def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
             differences = before.changes(flags_of(study, note.run))
         except ValueError as error:
             raise ValueError(f"{file}: {note.run.arm} in {note.run.setting}: {error}") from None
-        now = scoring_terms(study, note.run)
+        now = scoring_terms(study, note.run) if note.terms else {}
         differences += [
-            f"{key} was {note.terms[key]}, now {now.get(key)}" for key in note.terms if note.terms[key] != now.get(key)
+            f"{key} was {note.terms.get(key)}, now {now.get(key)}"
+            for key in {**note.terms, **now}
+            if note.terms.get(key) != now.get(key)
         ]
         if differences:
             listed = printable("; ".join(differences))

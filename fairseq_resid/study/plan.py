@@ -63,6 +63,11 @@ class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     most: float = math.inf
 
 
+def rounded(value: float) -> float:
+    """Return a value of the tuned flag as flags and names of runs contain it: with six significant digits."""
+    return float(f"{value:g}")
+
+
 class PlanStep(Struct, frozen=True, forbid_unknown_fields=True):
     """A comparison of arms in a setting, with the seeds 1 to `seeds`; with 0 seeds the arms are only tuned.
 
@@ -77,7 +82,7 @@ class PlanStep(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def fixed(self) -> float | None:
         """The value of the tuned flag that the plan fixes; None if tuning chooses it."""
-        return None if self.at in ("own", "baseline") else float(self.at)
+        return None if self.at in ("own", "baseline") else rounded(float(self.at))
 
     @property
     def label(self) -> str:
@@ -323,7 +328,7 @@ def group(study: Study, text: str) -> Group:
         raise ValueError(f"must be SETTING ARM or SETTING ARM VALUE; the plan has {allowed}")
     if words[2:] and study.tuning is None:
         raise ValueError(f"{words[2]}: a value needs `tuning`, which the study does not have")
-    value = float(words[2]) if words[2:] else None
+    value = rounded(float(words[2])) if words[2:] else None
     if value is not None and not 0 < value < math.inf:
         raise ValueError(f"{words[2]}: must be above 0 and finite")
     return Group(words[0], words[1], value)
@@ -457,17 +462,17 @@ def choose_value(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
     tried: NLL by value; infinite if training failed
     """
     known = {value: tried[value] for value in sorted(tried)}
-    if to_try := tuple(value for value in tuning.grid if value not in known):
+    if to_try := tuple(value for value in map(rounded, tuning.grid) if value not in known):
         return Choice(known, to_try, None)
     best = min(known, key=lambda value: known[value])
     values = list(known)
     if not math.isfinite(known[best]):
         lower = values[0] / tuning.factor
         is_tried = values[0] <= tuning.grid[0] / tuning.factor**LOWER
-        return Choice(known, () if is_tried or lower < tuning.least else (float(f"{lower:g}"),), None)
+        return Choice(known, () if is_tried or lower < tuning.least else (rounded(lower),), None)
     beyond = {values[0]: values[0] / tuning.factor, values[-1]: values[-1] * tuning.factor}.get(best)
     if beyond is not None and tuning.least <= beyond <= tuning.most:
-        return Choice(known, (float(f"{beyond:g}"),), None)
+        return Choice(known, (rounded(beyond),), None)
     return Choice(known, (), best)
 
 

@@ -113,8 +113,8 @@ def run_missing(state: State, executor: Executor, slots: int, weights: bool, unt
     place = state.place
     running: dict[str, StartedRun] = {}
     planned: dict[str, Planned] = {}
-    for name in () if weights else state.notes:
-        shutil.rmtree(place.work / name, ignore_errors=True)  # from a run that was killed after it had been kept
+    for folder in place.work.glob(f"*{work.UNWANTED}"):  # from a run that was killed while it removed its weights
+        shutil.rmtree(folder, ignore_errors=True)
     say(f"{place.name}: {state.left(slots)}")
     try:
         while True:
@@ -227,6 +227,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         options.work or Path("checkpoints") / f"study-{options.study.stem}",
         options.kept or archive.kept_folder(options.study),
     )
+    if options.unpack:
+        say(f"{place.kept}: {archive.unpack(place.kept)} runs")
+        return 0
     state = read_state(study, place)
     if options.only:
         place.claim()
@@ -237,9 +240,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             raise ValueError(f"--pack: {options.study}: {state.left(1)}; only a complete study can be packed")
         if archive.run_folders(place.kept):
             say(archive.pack(place.kept))
-    if options.unpack:
-        say(f"{place.kept}: {archive.unpack(place.kept)} runs")
-        return 0
     if not (options.results or options.pack):
         plan.check_study(study, options.study)
     if not (options.results or options.plan or options.pack):

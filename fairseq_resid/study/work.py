@@ -24,6 +24,8 @@ from ..tasks.protocol import ScoringJob
 from . import kept
 from .plan import Planned, Study, arguments, flags_of
 
+UNWANTED = ".unwanted"  # end of the name of a run folder that is being removed
+
 
 @dataclass(frozen=True)
 class StudyFolders:
@@ -95,7 +97,9 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
         seconds = folder.training_summary().train_seconds or trained - begun
         kept.keep_run(folder, replace(note, seconds=round(seconds + time.monotonic() - trained, 1)), target)
         if not weights:
-            shutil.rmtree(folder.path)
+            unwanted = folder.path.with_name(f"{run.name}{UNWANTED}")
+            folder.path.rename(unwanted)
+            shutil.rmtree(unwanted)
     (place.work / f"{run.name}.lock").unlink(missing_ok=True)
 
 

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from fairseq_resid import records
 from fairseq_resid.cli import machine
 from fairseq_resid.runs import launch
+from fairseq_resid.runs.run import AverageNote, FileState, Run
 from fairseq_resid.runs.training_command import TrainingCommand
 from support.fake_training import calls
 
@@ -107,6 +109,54 @@ def test_truncated_last_checkpoint_is_replaced_by_newest_numbered_one(fake_train
     before = calls(fake_train)
     assert launch.main(words) == 2
     assert "run: all checkpoints are damaged" in capsys.readouterr().err and calls(fake_train) == before
+
+
+def test_newest_checkpoint_may_end_an_epoch(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    (fake_train / "code").write_text("3")
+    assert launch.main(words) == 1
+    for name in ("1_5", "2_18", "10_90"):
+        torch.save({}, f"run/checkpoint_{name}.pt")
+    for name in ("9", "2"):
+        torch.save({}, f"run/checkpoint{name}.pt")
+    for newest in ("checkpoint_10_90.pt", "checkpoint9.pt", "checkpoint2.pt", "checkpoint_2_18.pt"):
+        Path("run/checkpoint_last.pt").write_bytes(b"")
+        capsys.readouterr()
+        assert launch.main(words) == 1
+        assert f"missing or damaged; resuming from {newest}" in capsys.readouterr().out
+        Path("run", newest).unlink()
+
+
+def test_run_from_another_checkpoint_resumes_from_its_own(fake_train: Path) -> None:
+    (fake_train / "code").write_text("3")
+    (fake_train / "crash").touch()
+    resets = ["--reset-optimizer", "--reset-dataloader", "--reset-lr-scheduler", "--reset-meters"]
+    words = ["quickstart", "--arch", "transformer", "--run", "run", "--restore-file", "whole.pt", *resets]
+    assert launch.main(words) == 1  # killed before its first checkpoint
+    (fake_train / "crash").unlink()
+    assert launch.main(words) == 1
+    (fake_train / "code").write_text("0")
+    assert launch.main(words) == 0
+    *first, resumed = calls(fake_train)
+    for call in first:
+        assert "--restore-file whole.pt" in call and all(flag in call for flag in resets)
+    assert "--restore-file" not in resumed and not any(flag in resumed for flag in resets)
+    assert "--restore-file" in json.loads(Path("run/run.json").read_text())["command"]
+    assert launch.main(words) == 0 and len(calls(fake_train)) == 3
+
+
+def test_average_from_before_the_end_of_training_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for name in ("checkpoint_1_9.pt", "checkpoint_2_18.pt", "checkpoint_last.pt", "averaged.pt"):
+        torch.save({}, tmp_path / name)
+    made_from = [FileState.of(tmp_path / name) for name in ("checkpoint_1_9.pt", "checkpoint_2_18.pt")]
+    records.write(tmp_path / "averaged.json", AverageNote(made_from, FileState.of(run.averaged)))
+    (tmp_path / "checkpoint_1_9.pt").unlink()
+    assert run.checkpoint() == run.averaged
+    torch.save({}, tmp_path / "checkpoint_10_90.pt")
+    with pytest.raises(ValueError, match=r"up to checkpoint_2_18.pt, but training went on to checkpoint_10_90"):
+        run.checkpoint()
+    assert run.checkpoint("checkpoint_last.pt") == run.last and run.checkpoint("averaged.pt") == run.averaged
 
 
 @pytest.mark.parametrize("text", ["{", '{"x": 1}', "[]", '{"command": 3, "finished": true}'])

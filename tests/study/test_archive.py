@@ -161,6 +161,38 @@ def test_complete_study_is_packed_with_its_results(tmp_path: Path, capsys: pytes
     assert study.main([str(file), *work, "--unpack"]) == 0 and len(archive.run_folders(folder)) > 10
 
 
+def test_interrupted_unpacking_is_reported_and_continues(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder with some runs of the archive never stands for the whole study."""
+    file = studies.written(tmp_path)
+    folder, words = file.with_suffix(""), [str(file), "--work", str(tmp_path / "work")]
+    runs = [*studies.all_kept(folder, plan.read_study(file))]
+    assert study.main([*words, "--pack"]) == 0
+    copy, copied = shutil.copytree, []
+
+    def stop(source: Path, target: Path, *rest: object) -> None:
+        copied.extend([] if rest else [source])  # a folder within a run is copied with more arguments
+        if len(copied) == 6:
+            target.mkdir()
+            raise KeyboardInterrupt
+        copy(source, target, *rest)
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(shutil, "copytree", stop)
+        assert study.main([*words, "--unpack"]) == 130
+    before = (folder / "results.json").read_bytes()
+    capsys.readouterr()
+    for flag in ("--plan", "--results", "--pack", "--hours=1"):
+        assert study.main([*words, flag]) == 2
+        said = capsys.readouterr().err
+        assert f"trial: {len(runs) - 5} of the runs in trial.tar.xz are missing, such as deep." in said
+        assert "`fairseq-resid study --unpack` restores them" in said
+    assert (folder / "results.json").read_bytes() == before and len(archive.run_folders(folder)) == 5
+    assert study.main([*words, "--unpack"]) == 0 and len(archive.run_folders(folder)) == len(runs)
+    assert study.main([*words, "--results"]) == 0
+
+
 def test_incomplete_study_is_not_packed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = studies.written(tmp_path)
     folder = file.with_suffix("")

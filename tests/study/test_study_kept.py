@@ -15,10 +15,10 @@ from fairseq_resid import records
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.training_command import TrainingCommand
-from fairseq_resid.study import kept, plan, study
+from fairseq_resid.study import kept, plan, results, study
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import StudyFolders
-from support.studies import TEXT, all_kept, keep, note
+from support.studies import FLAGS, TEXT, all_kept, keep, note
 
 pytestmark = pytest.mark.once
 
@@ -127,6 +127,28 @@ def test_changed_terms_are_refused(
     file.write_text(TEXT.replace(old, new))
     assert study.main([str(file), "--plan"]) == 2
     assert f"flat.base.0.001.seed1: was made with different settings ({message})" in capsys.readouterr().err
+
+
+def test_decoding_flags_added_to_the_recipe_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
+    recipe = tmp_path / "recipe.txt"
+    recipe.write_text(FLAGS)
+    file.write_text(TEXT.replace("recipe: quickstart", f"recipe: {recipe}"))
+    trial = plan.read_study(file)
+    run = Planned("flat", "base", 0.001, 1)
+    keep(tmp_path / "trial", run, 3.0, trial, terms=kept.scoring_terms(trial, run))
+    recipe.write_text(f"{FLAGS}\n[evaluate]\n--beam 10\n")
+    assert study.main([str(file), "--results"]) == 2
+    assert "(evaluate was None, now ['--beam', '10'])" in capsys.readouterr().err
+
+
+def test_value_with_many_digits_is_that_of_its_runs(file: Path, tmp_path: Path) -> None:
+    file.write_text(
+        TEXT.replace("arms: [sas], seeds: 1, at: baseline", "arms: [base, sas], seeds: 2, at: 0.00069877124")
+    )
+    all_kept(tmp_path / "trial", plan.read_study(file))
+    assert study.main([str(file), "--results"]) == 0
+    rows = records.read(tmp_path / "trial" / "results.json", results.StudyResults).rows
+    assert [(row.arm, row.seeds) for row in rows if row.at == "0.000698771"] == [("base", [1, 2]), ("sas", [1, 2])]
 
 
 def test_runs_on_different_data_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:

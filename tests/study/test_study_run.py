@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_resid import records
 from fairseq_resid.runs.run import Run
-from fairseq_resid.study import kept, results, study
+from fairseq_resid.study import kept, results, study, work
 from fairseq_resid.study.kept import Note
 from fairseq_resid.tasks.text import likelihood
 from support.studies import FLAGS, REAL, written
@@ -45,3 +45,8 @@ def test_small_study_runs_end_to_end(
     row = {each.arm: each for each in records.read(tmp_path / "real" / "results.json", results.StudyResults).rows}
     assert row["wild"].diverged == [1] and row["base"].seeds == [1]
     assert "recipe | wild" in (tmp_path / "real" / "results.md").read_text()
+    # Without --weights, the same command keeps these weights, and removes what a killed run did not.
+    (tmp_path / "work" / f"recipe.base.seed2{work.UNWANTED}").mkdir()
+    assert study.main([word for word in words if word != "--weights"]) == 0
+    assert (tmp_path / "work" / "recipe.base.seed1" / "averaged.pt").is_file()
+    assert not list((tmp_path / "work").glob("recipe.base.seed2*"))

@@ -32,11 +32,10 @@ from fairseq_resid.data.images import manifest as image_manifest
 from fairseq_resid.data.text import folder as text_folder
 from fairseq_resid.data.text import manifest
 from fairseq_resid.evaluation.baselines import Baselines
-from fairseq_resid.evaluation.evaluate import AverageNote
 from fairseq_resid.files import pack
 from fairseq_resid.foreign import CONTROL
 from fairseq_resid.runs import recipe
-from fairseq_resid.runs.run import FileState, Results, Run, RunRecord, Scored
+from fairseq_resid.runs.run import AverageNote, FileState, Results, Run, RunRecord, Scored
 from fairseq_resid.study import archive, kept, plan
 from fairseq_resid.tasks import answers, captioning, classifying
 from fairseq_resid.tasks.text import caption_scores, likelihood
