@@ -31,7 +31,8 @@ from measure import check_data, hardware, machine, positive
 from translation import STOCK, STRUCTURES
 
 from fairseq_resid import connections
-from fairseq_resid.cli.children import last_lines, program, user_dir
+from fairseq_resid.cli.children import TAIL, program, user_dir
+from fairseq_resid.files import last_lines
 
 BELOW_UNIGRAM = 0.5  # nats
 MODEL = "--{0}-embed-dim 64 --{0}-ffn-embed-dim 256 --{0}-attention-heads 4 --{0}-layers {1}"
@@ -85,7 +86,7 @@ def train(args: argparse.Namespace, name: str, lr: float, log: Path) -> dict[str
         )
     found = figures(log)
     is_finite = done.returncode == 0 and found["valid_nll"] is not None and math.isfinite(found["valid_nll"])
-    last = "\n".join(last_lines(log))
+    last = "\n".join(last_lines(log, TAIL))
     if done.returncode and "training diverged at update" not in last:
         raise SystemExit(f"depth.py: error: {name} at lr {lr} failed:\n{last}")
     return {**found, "is_finite": is_finite, "seconds": time.monotonic() - start}

@@ -64,11 +64,16 @@ def scores(model: Any, sources: list[torch.Tensor], targets: list[torch.Tensor])
     ]
 
 
-def worst_difference(engine: Any, model: Any, task: Any = TASK) -> float:
+def differences(engine: Any, model: Any, task: Any = TASK) -> torch.Tensor:
+    """Return the absolute differences in log p of the tokens of four sentences."""
     sources, targets = sentences(1, (3, 9, 5, 2), len(task.source_dictionary)), sentences(2, (7, 2, 4, 11))
     found = engine.score(as_words(sources, task.source_dictionary), as_words(targets))
     expected = scores(model, sources, targets)
-    return max((torch.tensor(mine) - theirs).abs().max().item() for mine, theirs in zip(found, expected, strict=True))
+    return torch.cat([(torch.tensor(mine) - theirs).abs() for mine, theirs in zip(found, expected, strict=True)])
+
+
+def worst_difference(engine: Any, model: Any, task: Any = TASK) -> float:
+    return differences(engine, model, task).max().item()
 
 
 @pytest.mark.parametrize("name", FOLDING)
@@ -221,7 +226,7 @@ def test_quantised_models_are_close_and_smaller(quantization: str, tmp_path: Pat
     whole, small = tmp_path / "float32", tmp_path / "quantised"
     exported(model, whole)
     engine = exported(model, small, quantization=quantization)
-    assert 0 < worst_difference(engine, model) < 0.5
+    assert 0 < differences(engine, model).mean() < 0.4  # with other weights: above 1.5
     assert (small / "model.bin").stat().st_size < 0.75 * (whole / "model.bin").stat().st_size
 
 
