@@ -94,7 +94,8 @@ def steps(out: Path, data: Path | None, rehearse: bool) -> Iterator[Step]:
 
 def training_runs(out: Path, data: Path, rehearse: bool) -> Iterator[Step]:
     """Yield short training runs in every precision, and one that is interrupted, resumed and interrupted again."""
-    archs, precisions = ("transformer_rskip_ln", "transformer_sas", "transformer"), ("bf16", "fp16", "amp")
+    archs: tuple[str, ...] = ("transformer_rskip_ln", "transformer_sas", "transformer")
+    precisions: tuple[str, ...] = ("bf16", "fp16", "amp")
     updates, often, small = 300, 50, ""
     if rehearse:
         archs, precisions, updates, often = ("transformer_rskip_ln",), ("fp32",), 2, 1

@@ -106,7 +106,7 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
         layout = torch.contiguous_format if name == CONTIGUOUS else torch.channels_last
         network = network.to(args.device).train()
         if is_plain:
-            network = network.to(memory_format=layout)
+            network = network.to(memory_format=layout)  # type: ignore[call-overload]
         calls[name] = stepper(network, batch.contiguous(memory_format=layout), target)
         parameters[name] = sum(each.numel() for each in network.parameters())
     calls["data"] = lambda: dataset.collater(numbers)

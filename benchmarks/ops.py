@@ -86,7 +86,7 @@ def fused(site: str, channels: int) -> nn.Module:
 class NormChain(nn.Module):
     """rskip_ln built from another package's norm, which computes dropout, sum and norm."""
 
-    def __init__(self, site: str, channels: int, norm: Callable[[Tensor, Tensor, nn.LayerNorm, float], Tensor]) -> None:
+    def __init__(self, site: str, channels: int, norm: Callable[[Tensor, Tensor, Any, float], Tensor]) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(channels) for _ in range(SITES[site]["skip_lambda"]))
         self.norm = norm

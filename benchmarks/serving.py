@@ -109,12 +109,14 @@ def time_variants(
             answer(processes[variant])
     rows = []
     for batch_size in args.batch_sizes:
-        tokens, memory = {}, {}
+        tokens: dict[str, int] = {}
+        memory: dict[str, int] = {}
         settings = Search(search.beam, search.length_penalty, search.max_len_a, search.max_len_b, 1, batch_size)
 
         def turn(variant: str, settings: Search = settings, tokens: Any = tokens, memory: Any = memory) -> Any:
             def call() -> float:
                 process = processes[variant]
+                assert process.stdin is not None
                 process.stdin.write(json.dumps(dataclasses.asdict(settings)) + "\n")
                 process.stdin.flush()
                 seconds, tokens[variant], memory[variant] = json.loads(answer(process))
