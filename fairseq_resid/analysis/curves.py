@@ -21,7 +21,7 @@ from .. import records
 from ..cli import frame
 from ..foreign import say
 from ..runs.run import SESSION, Run, RunRecord, drop_later, log_record
-from ..runs.training_command import TrainingCommand
+from ..runs.training_command import OWN_FLAGS, TrainingCommand
 from .results import MOST, MOST_UPDATES
 from .style import COLOURS, figure, plain
 
@@ -99,13 +99,18 @@ def number(value: Any) -> float | None:
 
 
 def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Return the runs by label, grouping those that differ only in --seed and --save-dir."""
+    """Return the runs by label, grouping those that differ only by seed."""
     found: dict[tuple[str, ...], list[Run]] = {}
+    seeds: dict[tuple[str, ...], set[str]] = {}
     for run in runs:
         record = records.remembered(run.record, RunRecord)
-        command = TrainingCommand.parse(record.command).without(("--seed", "--save-dir")) if record else None
-        same = command.argv if command else [str(run.path.resolve())]
-        found.setdefault(tuple(same), []).append(run)
+        command = TrainingCommand.parse(record.command) if record else None
+        same, seed = (tuple(command.without(OWN_FLAGS).argv), command.value("--seed", "1")) if command else ((), "")
+        if not command or seed in seeds.setdefault(same, set()):  # a repeated run says nothing about other seeds
+            same = (str(run.path.resolve()),)
+        else:
+            seeds[same].add(seed)
+        found.setdefault(same, []).append(run)
     names = Counter(alike[0].name for alike in found.values())
     labels = {}
     for alike in found.values():

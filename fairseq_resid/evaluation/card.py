@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from .. import records
 from ..cli import frame
 from ..foreign import code, markdown
-from ..runs.run import EVALUATE, Hardware, Results, Run, RunRecord
+from ..runs.run import EVALUATE, Hardware, Results, Run, RunRecord, TrainingSummary
 from ..tasks.protocol import NLL
 
 
@@ -30,17 +30,25 @@ def card_of(run: Run) -> str:
     subsets = [records.read(file, Results, EVALUATE) for file in files]
     if not subsets:
         raise ValueError(f"{run.path}: no results.json: run {EVALUATE} {run.path} first")
-    return "\n".join([*facts(run, run.read_record(), subsets[0]), "", *scores(subsets)]) + "\n"
+    return "\n".join([*facts(run, run.read_record(), subsets), "", *scores(subsets)]) + "\n"
 
 
-def facts(run: Run, record: RunRecord | None, results: Results) -> list[str]:
-    """Return a heading and a Markdown list with the facts about architecture, data, training and hardware."""
+def facts(run: Run, record: RunRecord | None, subsets: Sequence[Results]) -> list[str]:
+    """Return a heading and a Markdown list with the facts about architecture, data, training and hardware.
+
+    If the subsets were scored at different times or with different settings, each has lines of its own.
+    """
+    results = next((one for one in subsets if one.subset == "test"), subsets[0])
     training, plan = results.training, record.plan if record else {}
     sessions = record.sessions if record else []
-    seconds, speed, unit = training.train_seconds, training.tokens_per_second, markdown(training.unit)
+    unfinished = ", not finished" if record and not record.finished else ""
 
     def each(texts: Sequence[str]) -> str:
         return markdown("; then ".join(dict.fromkeys(text for text in texts if text)))
+
+    def by_subset(name: str, text: Callable[[Results], str]) -> dict[str, str]:
+        found = {f"{name}, {markdown(one.subset)}": text(one) for one in subsets}
+        return found if len(set(found.values())) > 1 else {name: text(results)}
 
     lines = {
         "architecture": f"{code(results.architecture)}, {results.parameters:,} parameters",
@@ -55,19 +63,26 @@ def facts(run: Run, record: RunRecord | None, results: Results) -> list[str]:
         "precision": markdown(plan.get("precision", "")),
         "seed": "" if record is None or record.seed is None else markdown(record.seed),
         "hardware": each([machine(session.hardware) for session in sessions]) or "not recorded",
-        "training": ("not recorded" if training.num_updates is None else f"{training.num_updates:,} updates")
-        + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {unit}/s" if seconds and speed else "")
-        + (", not finished" if record and not record.finished else ""),
+        **by_subset("training", lambda one: trained(one.training) + unfinished),
         "gradient": f"exploded: {training.explosion}" if training.explosion else "",
         "sessions": each([session.started for session in sessions]),
         "changed on resume": each([change for session in sessions for change in session.changes]),
         "versions": each([", ".join(f"{name} {it}" for name, it in session.versions.items()) for session in sessions]),
         "commit": each([session.commit or "" for session in sessions]),
-        "averaged": markdown(", ".join(results.averaged_checkpoints)),
-        "decoding": markdown(", ".join(f"{name} {value}" for name, value in results.decoding.items())),
+        **by_subset("averaged", lambda one: markdown(", ".join(one.averaged_checkpoints))),
+        **by_subset(
+            "decoding", lambda one: markdown(", ".join(f"{name} {value}" for name, value in one.decoding.items()))
+        ),
         "log": code(run.train_log) if run.train_log.is_file() else "",
     }
     return [f"## {markdown(run.name)}", "", *(f"- {name}: {value}" for name, value in lines.items() if value)]
+
+
+def trained(training: TrainingSummary) -> str:
+    """Return the length, duration and speed of training."""
+    seconds, speed, unit = training.train_seconds, training.tokens_per_second, markdown(training.unit)
+    updates = "not recorded" if training.num_updates is None else f"{training.num_updates:,} updates"
+    return updates + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {unit}/s" if seconds and speed else "")
 
 
 def amount(value: int | str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,13 @@ from rich.console import Console
 
 from .. import records
 from ..cli import frame
-from ..runs.run import EVALUATE, Results, Run, RunRecord
-from ..runs.training_command import TrainingCommand
+from ..runs.run import EVALUATE, Results, Run, RunRecord, distinct_names
+from ..runs.training_command import OWN_FLAGS, TrainingCommand
 from ..tasks import kinds
 from ..tasks.protocol import LAST, Candidate, TableRows, Task
 from . import layout
 
 LEFT = 2  # columns of text
-# Options of a training command that may differ between runs with the same settings.
-OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
 
 
 def read_candidate(path: Path, model: str, subset: str, data: Path | None = None) -> Candidate:
@@ -43,7 +42,13 @@ def read_candidate(path: Path, model: str, subset: str, data: Path | None = None
     task = kinds.of_results(results)
     model = model if task.has_averages else LAST
     return Candidate(
-        path, results, task, model, *task.read_outputs(run, subset, results, model, data), *setting_and_seed(run)
+        path,
+        results,
+        task,
+        model,
+        *task.read_outputs(run, subset, results, model, data),
+        *setting_and_seed(run),
+        run.name,
     )
 
 
@@ -57,6 +62,12 @@ def setting_and_seed(run: Run) -> tuple[str, str]:
         return str(run.path.resolve()), ""
     command = TrainingCommand.parse(record.command)
     return json.dumps(command.without(OWN_FLAGS).argv), command.value("--seed", "1")
+
+
+def with_distinct_names(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Name the candidates by their paths if their folders have the same name."""
+    names = distinct_names([each.path for each in candidates])
+    return [replace(each, name=name) for each, name in zip(candidates, names, strict=True)]
 
 
 def check_comparable(candidates: Sequence[Candidate]) -> None:
@@ -140,7 +151,7 @@ def compared(
         results,
         "{first} and {second} cannot be compared: a model of {first_content} and a model of {second_content}",
     )
-    candidates = [read_candidate(path, model, subset, data) for path in paths]
+    candidates = with_distinct_names([read_candidate(path, model, subset, data) for path in paths])
     check_comparable(candidates)
     return tested(candidates)
 

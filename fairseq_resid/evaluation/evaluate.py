@@ -126,7 +126,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
             say(exported.score(path, subset, options.data, options))
     for subset in dict.fromkeys(job.subset for job in jobs if job.task.shows_spread):
         paths = [job.run.path for job in jobs if job.subset == subset and job.task.shows_spread]
-        for line in compare.seeds([compare.read_candidate(path, LAST, subset) for path in paths]):
+        for line in compare.seeds(
+            compare.with_distinct_names([compare.read_candidate(path, LAST, subset) for path in paths])
+        ):
             say(line)
     for run in dict.fromkeys(job.run for job in jobs):
         try:

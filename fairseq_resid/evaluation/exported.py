@@ -27,6 +27,8 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
     for flag in ("last", "by", "epochs"):
         if getattr(given, flag) is not None:
             raise ValueError(f"--{flag} {getattr(given, flag)}: {folder} is an export, which contains one checkpoint")
+    if given.as_published:
+        raise ValueError(f"--as-published: {folder} is an export; evaluate its run")
     text, engine = translator.converter(folder, record), load(folder)
     path = data or Path(record.data)
     corpus = Corpus.read(path)

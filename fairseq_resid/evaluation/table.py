@@ -13,7 +13,7 @@ from rich.console import Console
 from .. import records
 from ..cli import frame
 from ..foreign import say, with_lines
-from ..runs.run import Results, Run
+from ..runs.run import Results, Run, distinct_names
 from ..tasks import kinds
 from . import compare, layout
 from .baselines import Baselines
@@ -30,11 +30,17 @@ def headings(runs: dict[Path, Results]) -> tuple[str, ...]:
     return ("run", "architecture", "parameters", *compare.one_task(runs, what).table_headings, "time")
 
 
-def row(path: Path, results: Results) -> tuple[str, ...]:
+def rows(runs: dict[Path, Results]) -> list[tuple[str, ...]]:
+    """Return the rows of the table."""
+    names = distinct_names([*runs])
+    return [row(name, path, results) for name, (path, results) in zip(names, runs.items(), strict=True)]
+
+
+def row(name: str, path: Path, results: Results) -> tuple[str, ...]:
     """Return the cells of a run. The time shown is the time spent in training steps."""
     speed, seconds = results.training.tokens_per_second, results.training.train_seconds
     return (
-        Run(path).name,
+        name,
         results.architecture,
         f"{results.parameters:,}",
         *kinds.of_results(results).table_scores(Run(path), results),
@@ -45,13 +51,12 @@ def row(path: Path, results: Results) -> tuple[str, ...]:
 
 def notes(runs: dict[Path, Results], baselines: Baselines | None) -> list[str]:
     """Return the lines below the table: the data and signature (once if all runs share them), and the baselines."""
-    about = {
-        Run(path).name: (f"{it.corpus} {it.subset}", kinds.of_results(it).signature(it)) for path, it in runs.items()
-    }
-    if len(set(about.values())) == 1:
-        lines = list(next(iter(about.values())))
+    about = [(f"{it.corpus} {it.subset}", kinds.of_results(it).signature(it)) for it in runs.values()]
+    if len(set(about)) == 1:
+        lines = [*about[0]]
     else:
-        lines = [line for name, (text, score) in about.items() for line in (f"{name}: {text}", score)]
+        named = zip(distinct_names([*runs]), about, strict=True)
+        lines = [line for name, (text, score) in named for line in (f"{name}: {text}", score)]
     if baselines is not None:
         lines.append(baselines.line())
     return lines
@@ -59,12 +64,12 @@ def notes(runs: dict[Path, Results], baselines: Baselines | None) -> list[str]:
 
 def markdown(runs: dict[Path, Results], baselines: Baselines | None) -> str:
     """Return the table as Markdown."""
-    return layout.markdown(headings(runs), [row(*run) for run in runs.items()], notes(runs, baselines), LEFT)
+    return layout.markdown(headings(runs), rows(runs), notes(runs, baselines), LEFT)
 
 
 def show(runs: dict[Path, Results], baselines: Baselines | None, console: Console) -> None:
     """Print the table."""
-    layout.show(headings(runs), [row(*run) for run in runs.items()], notes(runs, baselines), LEFT, console)
+    layout.show(headings(runs), rows(runs), notes(runs, baselines), LEFT, console)
 
 
 @frame.command(

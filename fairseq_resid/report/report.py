@@ -168,6 +168,7 @@ def scores(
     notes += [f"{', '.join(names)}: {only}: {why}" for why, names in unread.items()]
     if not candidates:
         return recorded(found, notes, untested), []
+    candidates = compare.with_distinct_names(candidates)
     task = candidates[0].task
     try:
         compare.check_comparable(candidates)
@@ -195,7 +196,7 @@ def recorded(results: dict[Path, Results], notes: list[str], untested: str) -> d
         with fenced(notes, "scores"):
             return {
                 "headings": score_table.headings(results),
-                "rows": [score_table.row(*each) for each in results.items()],
+                "rows": score_table.rows(results),
                 "notes": [*score_table.notes(results, None), *filter(None, [untested])],
             }
     return None

@@ -18,7 +18,7 @@ import json
 import math
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -400,6 +400,12 @@ class Run:
             unit=folders.of_log(next(iter(epochs.values()), {})).unit,
             explosion=find_explosion(norms),
         )
+
+
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """Return the names of run folders; for names that occur more than once, the paths."""
+    names = [Run(path).name for path in paths]
+    return [name if names.count(name) == 1 else str(path) for name, path in zip(names, paths, strict=True)]
 
 
 def is_of_run(name: str) -> bool:

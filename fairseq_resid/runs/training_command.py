@@ -14,6 +14,8 @@ MOST_SEED = 2**32 - 1  # largest seed that NumPy accepts
 FLAG = re.compile(r"--?[A-Za-z]")
 # Flags with two names in fairseq.
 SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
+# Flags that may differ between runs with the same settings.
+OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
 
 
 def split(text: str) -> list[str]:

@@ -124,7 +124,8 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     tuning = study.tuning
     last = tuning.average if run.is_tuning and tuning else study.average
     settings = replace(evaluation_settings.of(folder), last=last, epochs=None)
-    if study.epochs and not run.is_tuning and len(folder.numbered("epoch")) >= study.epochs[1]:
+    epochs = folder.numbered("epoch")
+    if study.epochs and not run.is_tuning and epochs and launch.saved_at(epochs[-1])[0] >= study.epochs[1]:
         settings = replace(settings, epochs=study.epochs, are_epochs_required=True)
     valid, *jobs = [job.find_job(folder.path, None, settings, subset, False) for subset in ("valid", *study.all_tests)]
     nll = valid_nll(valid)

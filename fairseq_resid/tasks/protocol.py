@@ -95,6 +95,7 @@ class Candidate:
 
     model: the model that produced the score and the outputs; outputs: the data that the task's tests need
     setting: the training command without the options that differ between seeds
+    name: the name of the folder, or its path if another candidate's folder has the same name
     """
 
     path: Path
@@ -105,10 +106,7 @@ class Candidate:
     outputs: Any
     setting: str
     seed: str
-
-    @property
-    def name(self) -> str:
-        return Run(self.path).name
+    name: str
 
 
 @dataclass(frozen=True)

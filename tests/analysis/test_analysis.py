@@ -384,6 +384,15 @@ def test_curves_survive_truncated_logs_and_restarted_runs(tmp_path: Path, capsys
         curves.main([str(tmp_path / "run"), "--out", "curves.txt"])
 
 
+def test_repeated_seed_is_not_another_seed(tmp_path: Path) -> None:
+    paths = [made_up(tmp_path / name, seed, 0) for name, seed in (("a", 1), ("again", 1), ("b", 2))]
+    grouped = curves.group_by_setting([Run(path) for path in paths])
+    assert {label: [run.name for run in runs] for label, runs in grouped.items()} == {
+        "a (2 seeds)": ["a", "b"],
+        "again": ["again"],
+    }
+
+
 def test_runs_with_the_same_name_get_two_lines(tmp_path: Path) -> None:
     paths = [made_up(tmp_path / folder / "x", 1, 0) for folder in ("a", "b")]
     (paths[1] / "run.json").unlink()

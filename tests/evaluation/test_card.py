@@ -60,6 +60,14 @@ def test_card_matches_run_files(evaluated: str, here: Run, tmp_path: Path, capsy
     exploded = {"num_updates": 9, "explosion": {"norm": 1e300, "update": 7, "median": 0.5}}
     copied.results().write_text(json.dumps({**results, "training": exploded}))
     assert "- gradient: exploded: norm 1.0e+300 at update 7, median 0.5\n" in card.card_of(copied)
+    later = {"training": {"num_updates": 20}, "decoding": {"beam": "5"}, "averaged_checkpoints": ["checkpoint2.pt"]}
+    early = {"subset": "valid", "training": {"num_updates": 5}, "averaged_checkpoints": ["checkpoint1.pt"]}
+    copied.results().write_text(json.dumps({**results, **later}))
+    copied.results("valid").write_text(json.dumps({**results, "decoding": {"beam": "5"}, **early}))
+    text = card.card_of(copied)
+    assert "- training, valid: 5 updates, not finished\n- training, test: 20 updates, not finished\n" in text
+    assert "- averaged, valid: checkpoint1.pt\n- averaged, test: checkpoint2.pt\n- decoding: beam 5\n" in text
+    copied.results("valid").unlink()
     copied.results().write_text('{"training": {}}')
     assert card.main([str(copied.path)]) == 2
     assert "results.json: damaged, or not written by fairseq-resid evaluate: Object missing" in capsys.readouterr().err

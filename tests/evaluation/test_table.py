@@ -29,7 +29,7 @@ def results(folder: Path, name: str, architecture_: str, **changes: Any) -> Path
         "training": training,
         **changes,
     }
-    (folder / name).mkdir()
+    (folder / name).mkdir(parents=True)
     (folder / name / "results.json").write_text(json.dumps(content))
     return folder / name
 
@@ -106,6 +106,16 @@ def test_table_names_runs_without_scores(tmp_path: Path, capsys: Capture) -> Non
         and ": no such file" in shown.err
         and ": no such run folder" in shown.err
     )
+
+
+def test_runs_with_the_same_folder_name_are_named_by_path(tmp_path: Path, capsys: Capture) -> None:
+    runs = [results(tmp_path / parent, "baseline", "a") for parent in ("one", "two")]
+    found = json.loads((runs[1] / "results.json").read_text())
+    (runs[1] / "results.json").write_text(json.dumps({**found, "corpus": "other"}))
+    assert table.main([*map(str, runs), "--markdown"]) == 0
+    shown = capsys.readouterr().out
+    for run, corpus in zip(runs, ("wmt14-en-de", "other"), strict=True):
+        assert f"| {run} | a |" in shown and f"\n{run}: {corpus} test" in shown
 
 
 def test_table_refuses_unreadable_results(tmp_path: Path, capsys: Capture) -> None:

@@ -22,6 +22,7 @@ from PIL import Image
 from fairseq_resid import records
 from fairseq_resid.analysis import analyze, plots
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
+from fairseq_resid.evaluation import compare
 from fairseq_resid.report import differences, findings, glossary, report
 from fairseq_resid.runs.run import FileState, Run
 from fairseq_resid.study import plan
@@ -159,6 +160,15 @@ def test_untested_scores_show_a_reason_but_no_p_value(runs: list[Path], tmp_path
     text = " ".join(Page(out.read_text()).text)
     assert "One seed: differences mean nothing." in text and "p bootstrap" not in text
     assert "arch_base" in text and "arch_sas" in text
+
+
+def test_runs_with_the_same_folder_name_keep_their_own_outputs(data: Path, tmp_path: Path) -> None:
+    runs = [evaluated(data, "one/baseline", 0.9), evaluated(data, "two/baseline", 0.5)]
+    assert report.main([*map(str, runs), "--out", str(tmp_path / "same.html")]) == 0
+    text = (tmp_path / "same.html").read_text()
+    assert all(f"{run}" in text for run in runs) and "differ most" in text
+    found = compare.with_distinct_names([compare.read_candidate(run, "averaged", "test") for run in runs])
+    assert found[0].task.texts(found).outputs == {str(each.path): each.outputs.hypotheses for each in found}
 
 
 def test_page_of_one_run_has_no_empty_section(runs: list[Path], tmp_path: Path) -> None:
