@@ -106,8 +106,8 @@ FAULTS = [
     Fault(
         "hyper: every site reads the first stream",
         "fairseq_resid/connections/hyper.py",
-        "else every[place.index % self.streams].unsqueeze(0)",
-        "else every[0].unsqueeze(0)",
+        "reading = every[place.index % self.streams].unsqueeze(0)",
+        "reading = every[0].unsqueeze(0)",
         "structures/hyper.py",
     ),
     Fault(
