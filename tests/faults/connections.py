@@ -239,8 +239,8 @@ FAULTS = [
     Fault(
         "frac: every fraction of the branch's input comes from the next one",
         "fairseq_resid/connections/hyper.py",
-        "reading = every if self.divides_state else",
-        "reading = every.roll(1, 0) if self.divides_state else",
+        "reading = every = torch.eye(self.streams)",
+        "every = torch.eye(self.streams); reading = every.roll(1, 0)",
         "structures/frac.py",
     ),
 ]
