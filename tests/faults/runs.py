@@ -47,4 +47,18 @@ FAULTS = [
         'r"checkpoint([0-9]+|_best)\\.pt"',
         "evaluation/test_averaging.py",
     ),
+    Fault(
+        "train: an interrupted run loads --restore-file again",
+        "fairseq_resid/runs/launch.py",
+        'if "--restore-file" in command and run.last.is_file():',
+        "if False:",
+        "runs/test_launch.py",
+    ),
+    Fault(
+        "run: an average from before training went on is used",
+        "fairseq_resid/runs/run.py",
+        "if older and older[-1] != found[-1]:",
+        "if False:",
+        "runs/test_launch.py",
+    ),
 ]

@@ -103,4 +103,18 @@ FAULTS = [
         "if process.code() is not None}",
         "study/test_study_executors.py",
     ),
+    Fault(
+        "study: a folder with some of the runs hides its archive",
+        "fairseq_resid/study/archive.py",
+        "if lacking := sorted(",
+        "if False and sorted(",
+        "study/test_archive.py",
+    ),
+    Fault(
+        "study: decoding flags that the recipe gained later are not compared",
+        "fairseq_resid/study/kept.py",
+        "for key in {**note.terms, **now}",
+        "for key in note.terms",
+        "study/test_study_kept.py",
+    ),
 ]
