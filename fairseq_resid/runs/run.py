@@ -256,7 +256,7 @@ class Run:
         return file
 
     def _require_latest_average(self) -> None:
-        note = records.remembered(self.averaged.with_suffix(".json"), AverageNote)
+        note = records.remembered(self.file("averaged.json"), AverageNote)
         names = {one.file for one in note.inputs} if note else set()
         for by in NUMBERED:
             found = [file.name for file in self.numbered(by)]

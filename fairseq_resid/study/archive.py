@@ -117,9 +117,11 @@ def _regular_files(folder: Path) -> list[Path]:
 def unpack(kept: Path) -> int:
     """Copy the runs of the archive that the study's folder lacks into it; return the number of runs there.
 
-    Raises: as `runs_folder`.
+    Raises: as `runs_folder`; FileNotFoundError naming the missing archive.
     """
     archive, own = archive_file(kept), {folder.name for folder in run_folders(kept)}
+    if not archive.is_file():
+        raise FileNotFoundError(f"{archive}: no such file")
     unpacked = runs_folder(kept) if not own else _cached(archive, kept.name, sha256(archive))
     for folder in run_folders(unpacked):
         if folder.name not in own:
