@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,7 +19,7 @@ from typing import Any
 from .. import records
 from ..cli import frame
 from ..foreign import say
-from ..runs.run import SESSION, Run, RunRecord, drop_later, log_record
+from ..runs.run import SESSION, Run, RunRecord, distinct_names, drop_later, log_record
 from ..runs.training_command import OWN_FLAGS, TrainingCommand
 from .results import MOST, MOST_UPDATES
 from .style import COLOURS, figure, plain
@@ -111,12 +110,11 @@ def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
         else:
             seeds[same].add(seed)
         found.setdefault(same, []).append(run)
-    names = Counter(alike[0].name for alike in found.values())
-    labels = {}
-    for alike in found.values():
-        label = alike[0].name if names[alike[0].name] == 1 else str(alike[0].path)
-        labels[label if len(alike) == 1 else f"{label} ({len(alike)} seeds)"] = alike
-    return labels
+    names = distinct_names([alike[0].path for alike in found.values()])
+    return {
+        name if len(alike) == 1 else f"{name} ({len(alike)} seeds)": alike
+        for name, alike in zip(names, found.values(), strict=True)
+    }
 
 
 def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], list[float], list[float], list[float]]:

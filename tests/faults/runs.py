@@ -55,7 +55,7 @@ FAULTS = [
         "runs/test_launch.py",
     ),
     Fault(
-        "run: an average from before training went on is used",
+        "run: an outdated average is used",
         "fairseq_resid/runs/run.py",
         "if older and older[-1] != found[-1]:",
         "if False:",
