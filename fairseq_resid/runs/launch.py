@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import os
-import re
 import shlex
 import shutil
 import sys
@@ -34,7 +32,7 @@ from ..files import open_to_append, replacing, zip_damage
 from ..foreign import say
 from . import devices, plan, recipe
 from .display import Display, summary
-from .run import Hardware, Run, RunRecord, Session
+from .run import Hardware, Run, RunRecord, Session, saved_at
 from .training_command import FLAG, MOST_SEED, PROGRAM, TrainingCommand
 
 # The number of spin rounds before an idle thread sleeps; docs/training.md has the measurement.
@@ -271,12 +269,6 @@ def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
             shutil.copyfile(whole, partial)
     elif numbered or run.last.exists():
         raise ValueError(f"{run.path}: all checkpoints are damaged; choose another --run folder or remove this one")
-
-
-def saved_at(checkpoint: Path) -> tuple[int, float]:
-    """Return the epoch and update of a numbered checkpoint; the update is infinite at the end of the epoch."""
-    epoch, *update = map(int, re.findall("[0-9]+", checkpoint.name))
-    return epoch, update[0] if update else math.inf
 
 
 def is_finished(command: TrainingCommand, run: Run) -> bool:

@@ -402,6 +402,12 @@ class Run:
         )
 
 
+def saved_at(checkpoint: Path) -> tuple[int, float]:
+    """Return the epoch and update of a numbered checkpoint; the update is infinite at the end of the epoch."""
+    epoch, *update = map(int, re.findall("[0-9]+", checkpoint.name))
+    return epoch, update[0] if update else math.inf
+
+
 def distinct_names(paths: Sequence[Path]) -> list[str]:
     """Return the names of run folders; for names that occur more than once, the paths."""
     names = [Run(path).name for path in paths]

@@ -19,7 +19,7 @@ from ..evaluation import evaluate, job
 from ..files import inside, last_lines, locked
 from ..runs import launch
 from ..runs import settings as evaluation_settings
-from ..runs.run import Run
+from ..runs.run import Run, saved_at
 from ..tasks.protocol import ScoringJob
 from . import kept
 from .plan import Planned, Study, arguments, flags_of
@@ -125,7 +125,7 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     last = tuning.average if run.is_tuning and tuning else study.average
     settings = replace(evaluation_settings.of(folder), last=last, epochs=None)
     epochs = folder.numbered("epoch")
-    if study.epochs and not run.is_tuning and epochs and launch.saved_at(epochs[-1])[0] >= study.epochs[1]:
+    if study.epochs and not run.is_tuning and epochs and saved_at(epochs[-1])[0] >= study.epochs[1]:
         settings = replace(settings, epochs=study.epochs, are_epochs_required=True)
     valid, *jobs = [job.find_job(folder.path, None, settings, subset, False) for subset in ("valid", *study.all_tests)]
     nll = valid_nll(valid)
