@@ -21,7 +21,9 @@ from .self_adaptive import ScalingGate, SingleLayerGate
 class GateOptions(OptionalNorm):
     """Options of a gated shortcut."""
 
-    gate_bias: float = option(-1.0, "initial value of the gate's bias; negative favours the shortcut", example=-2)
+    gate_bias: float = option(
+        -1.0, "initial value of the gate's bias; negative favours the shortcut", example=-2, is_initial=True
+    )
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,9 @@ from .registry import Structure, register
 class GruOptions(Options):
     """Options of gru_gate."""
 
-    gate_bias: float = option(-2.0, "initial value of the gate's bias; negative favours the shortcut", example=-1)
+    gate_bias: float = option(
+        -2.0, "initial value of the gate's bias; negative favours the shortcut", example=-1, is_initial=True
+    )
 
 
 class GruGate(PreLayerNorm):

@@ -50,6 +50,7 @@ class Option:
              needs a `most`, because a structure may build that many modules; a float without one only needs to be
              finite in fp32.
     example: a non-default value, used in tests that train a model
+    is_initial: whether the option only sets initial values, so that a trained model no longer depends on it
     """
 
     name: str
@@ -61,6 +62,7 @@ class Option:
     least: float | None = None
     most: float | None = None
     example: float | None = None
+    is_initial: bool = False
 
     @property
     def allowed(self) -> str:
@@ -111,10 +113,11 @@ def option(
     least: float | None = None,
     most: float | None = None,
     example: float | None = None,
+    is_initial: bool = False,
 ) -> Any:
     """Declare a field of an Options class; the arguments are those of Option."""
     rules = {"help": help, "choices": choices, "above": above, "least": least, "most": most, "example": example}
-    return dataclasses.field(default=default, metadata=rules)
+    return dataclasses.field(default=default, metadata={**rules, "is_initial": is_initial})
 
 
 @dataclass(frozen=True)

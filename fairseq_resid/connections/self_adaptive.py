@@ -78,8 +78,12 @@ class ScalingOptions(Options):
 
     sas_gate: str = option("full", "form of the gate (SAS paper, table 6)", choices=tuple(GATES))
     sas_gamma: str = option("coupled", "γ = (1-α)(1-β), or a third gate", choices=("coupled", "free"))
-    sas_alpha_bias: float = option(3.0, "initial value of α's bias, as in the paper for images", example=0)
-    sas_beta_bias: float = option(-3.0, "initial value of β's bias, as in the paper for images", example=0)
+    sas_alpha_bias: float = option(
+        3.0, "initial value of α's bias, as in the paper for images", example=0, is_initial=True
+    )
+    sas_beta_bias: float = option(
+        -3.0, "initial value of β's bias, as in the paper for images", example=0, is_initial=True
+    )
 
     def has_kernel(self) -> bool:
         """Return whether the kernel supports these gates."""

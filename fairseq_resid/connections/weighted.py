@@ -24,7 +24,7 @@ from .registry import Structure, for_all_options, register
 class WeightedOptions(Options):
     """Options of wskip_ln."""
 
-    wskip_init: float = option(1.0, "initial value of w; the paper tries 1 and 2", example=2)
+    wskip_init: float = option(1.0, "initial value of w; the paper tries 1 and 2", example=2, is_initial=True)
 
 
 class WeightedSkipLayerNorm(ResidualConnection):
@@ -62,6 +62,7 @@ class AdminOptions(Options):
         "profiled",
         "where the initial value of ω comes from. profiled: a first pass; closed: the number of sublayers",
         choices=("profiled", "closed"),
+        is_initial=True,
     )
 
     def is_profiled(self) -> bool:

@@ -8,7 +8,7 @@ from .building import bound_models
 from .command_line import allow_bf16, quiet_root_logger, refuse_code_in_flags, refuse_hydra_train
 from .data import keep_batches_on_resume, keep_last_batch, keep_place_on_other_devices
 from .errors import UserError
-from .loading import check_finite, load_checkpoint, load_weights_only, name_misfits, naming
+from .loading import check_finite, compare_structures, load_checkpoint, load_weights_only, name_misfits, naming
 from .model import BETTER_TRANSFORMER_COPIES, close_better_transformer_path
 from .processes import compare_processes, send_checkpoints
 from .stopping import remember_patience, save_when_stopped
@@ -32,6 +32,7 @@ def apply() -> None:
     load_weights_only()
     bound_models()
     name_misfits()
+    compare_structures()
     say_what_runs()
     name_divergence()
     skip_overflow_without_gpu()

@@ -9,7 +9,8 @@ import functools
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any
 
@@ -241,6 +242,9 @@ def naming(*files: str) -> Iterator[None]:
         raise UserError(f"{', '.join(files)}: cannot be loaded: {said}") from error
 
 
+# Checks a checkpoint that a trainer reads; None while no trainer is loading.
+_check: ContextVar[Callable[[dict[str, Any]], None] | None] = ContextVar("check", default=None)
+
 LOADERS = (
     "fairseq.checkpoint_utils",
     "fairseq.data.codedataset",
@@ -270,6 +274,8 @@ def load_weights_only() -> None:
             if not isinstance(state.get("model"), dict):
                 raise UserError(f"{path}: not a fairseq checkpoint: it has no 'model'")
             building.was_read(state["model"])
+            if check := _check.get():
+                check(state)
             return state
 
     @functools.wraps(load_models)
@@ -302,5 +308,39 @@ def name_misfits() -> None:
                 if type(error) is Exception and error.__context__:  # "please ensure ..."
                     raise error.__context__ from None
                 raise
+
+    Trainer.load_checkpoint = load_checkpoint
+
+
+def compare_structures() -> None:
+    """Refuse to resume from a checkpoint of another residual structure, even if its weights fit.
+
+    fairseq compares only names and shapes, so with a reused --save-dir, it would continue one structure as another.
+    If the optimizer is reset, as by --finetune-from-model, this may be intended, and a warning is logged.
+    """
+    from fairseq.trainer import Trainer
+
+    original = Trainer.load_checkpoint
+
+    @functools.wraps(original)
+    def load_checkpoint(self, filename, reset_optimizer=False, *args, **kwargs):  # type: ignore[no-untyped-def]
+        def check(state: dict[str, Any]) -> None:
+            config, compare = (state.get("cfg") or {}).get("model"), getattr(self.get_model(), "differences", None)
+            differing = compare(config, resumes=not reset_optimizer) if config is not None and compare else None
+            if differing is None:
+                return
+            theirs, own = differing
+            if not reset_optimizer:
+                raise UserError(
+                    f"{filename}: trained with {theirs}; cannot be resumed with {own}; use another --save-dir, and "
+                    "--finetune-from-model to start from these weights"
+                )
+            logger.warning("%s: trained with %s; its weights are now used with %s", filename, theirs, own)
+
+        token = _check.set(check)
+        try:
+            return original(self, filename, reset_optimizer, *args, **kwargs)
+        finally:
+            _check.reset(token)
 
     Trainer.load_checkpoint = load_checkpoint

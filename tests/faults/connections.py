@@ -22,8 +22,8 @@ FAULTS = [
     Fault(
         "sas: the gates start at 0",
         "fairseq_resid/connections/self_adaptive.py",
-        "sas_alpha_bias: float = option(3.0,",
-        "sas_alpha_bias: float = option(0.0,",
+        "3.0, \"initial value of α's bias",
+        "0.0, \"initial value of α's bias",
         "structures/sas.py",
     ),
     Fault(
@@ -242,5 +242,12 @@ FAULTS = [
         "reading = every = torch.eye(self.streams)",
         "every = torch.eye(self.streams); reading = every.roll(1, 0)",
         "structures/frac.py",
+    ),
+    Fault(
+        "mix_ln: the share of post-norm layers counts as an initial value",
+        "fairseq_resid/connections/pre_norm.py",
+        'that use post-norm", above=0, most=1, example=0.5',
+        'that use post-norm", above=0, most=1, example=0.5, is_initial=True',
+        "fairseq_patches/test_other_structures.py",
     ),
 ]
