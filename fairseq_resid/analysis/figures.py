@@ -63,6 +63,8 @@ def learned(loaded: Loaded, notes: list[str]) -> dict[str, dict[str, list[tuple[
 def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate: bool) -> Analysis:
     """Analyse one model on the given number of examples from a subset of its data."""
     notes: list[str] = []
+    if file := loaded.started_from():
+        notes.append(f"started from {file}; the values before training are those of a new model")
     task = kinds.of_checkpoint(loaded.cfg)
     chosen = choose_examples(loaded, subset, sentences, notes)
     model, initial = loaded.model, loaded.initial()

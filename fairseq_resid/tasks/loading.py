@@ -14,6 +14,7 @@ from ..data.text.binarised import check_dictionaries, check_regular
 from ..fairseq_patches import load_checkpoint, naming
 from ..runs.run import Run
 from ..runs.trained_on import check_same_dictionaries, is_trained_on, num_updates
+from ..runs.training_command import TrainingCommand
 from . import register
 
 
@@ -40,8 +41,20 @@ class Loaded:
         """Return whether the model was trained on a subset, judged by its name."""
         return is_trained_on(self.cfg, subset)
 
+    def started_from(self) -> str | None:
+        """Return the checkpoint whose weights the run was started with; None if it started with new ones.
+
+        A resumed run no longer has it in its config, but in run.json.
+        """
+        record = self.run.read_record()
+        command = TrainingCommand.parse(record.command if record else [])
+        settings = self.cfg.checkpoint
+        files = [settings.finetune_from_model, settings.restore_file]
+        files += [command.value(flag, "") for flag in ("--finetune-from-model", "--restore-file")]
+        return next((str(file) for file in files if file and file != self.run.last.name), None)
+
     def initial(self) -> Any:
-        """Return the model before its first update, rebuilt with the run's seed, in eval mode."""
+        """Return a new model with the initial values that the run's seed gives, in eval mode."""
         config = Namespace(**vars(self.cfg.model)) if isinstance(self.cfg.model, Namespace) else self.cfg.model
         config.residual_profiled = False  # so that build_model profiles the model again
         with naming(str(self.checkpoint)), torch.random.fork_rng(devices=[]):

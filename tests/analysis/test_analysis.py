@@ -27,7 +27,7 @@ from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.connections import sites
 from fairseq_resid.foreign import printable
-from fairseq_resid.runs.run import FileState, Run
+from fairseq_resid.runs.run import FileState, Run, RunRecord
 from fairseq_resid.tasks.loading import Loaded
 from fairseq_resid.tasks.translating import TRANSLATION
 from support import structures
@@ -191,6 +191,22 @@ def test_stock_model_is_analyzed_without_coefficients(stock_checkpoint: Path, co
     assert found.structure == "post_ln" and found.nll < found.start_nll
     assert found.notes == ["the structure post_ln has no coefficients to show"]
     assert all(site.nll_without is None and site.gradient for site in found.sites.values())
+
+
+def test_run_that_started_from_another_checkpoint_is_noted(
+    train: Callable[..., Any], corpus: Path, sas_checkpoint: Path, tmp_path: Path
+) -> None:
+    given = ["--residual", "sas", "--finetune-from-model", sas_checkpoint]
+    train(tmp_path, *given)
+    note = f"started from {sas_checkpoint}; the values before training are those of a new model"
+    assert note in analysed(load_for_analysis(tmp_path, corpus, cpu=True), "valid", 10, 4096, False).notes
+    # After fairseq-resid train has resumed it, only run.json names the checkpoint.
+    train(tmp_path, "--residual", "sas", "--max-update", 6)
+    loaded = load_for_analysis(tmp_path, corpus, cpu=True)
+    assert loaded.started_from() is None
+    command = ["fairseq-train", str(corpus), *map(str, given)]
+    records.write(Run(tmp_path).record, RunRecord(command, True, {}, 1, []))
+    assert loaded.started_from() == str(sas_checkpoint)
 
 
 def test_learning_curves_of_coefficients_skip_unusable_checkpoints(
