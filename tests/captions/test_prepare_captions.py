@@ -14,6 +14,7 @@ import pytest
 
 from fairseq_resid.data import folders
 from fairseq_resid.data.captions import features, folder, karpathy, prepare
+from fairseq_resid.data.captions.features import feature_files
 from support import captions
 from support.captions import error_of, images, line, main, regions, write_json, write_tsv
 
@@ -219,6 +220,12 @@ def test_missing_features_are_listed_by_image(official: Official, tmp_path: Path
     (tmp_path / "pipes").mkdir()
     os.rename(tmp_path / "pipe.tsv", tmp_path / "pipes" / "a.tsv")
     assert "not a regular file" in error_of(capsys, tmp_path / "made", official[0], tmp_path / "pipes")
+
+
+def test_backups_of_feature_files_are_not_read(tmp_path: Path) -> None:
+    for name in ("a.tsv", "b.tsv.0", "b.tsv.12", "a.tsv.bak", "a.tsv~", "old.tsv.gz"):
+        (tmp_path / name).touch()
+    assert [file.name for file in feature_files(tmp_path)] == ["a.tsv", "b.tsv.0", "b.tsv.12"]
 
 
 def test_last_line_of_an_image_counts(official: Official, tmp_path: Path, data: Path) -> None:

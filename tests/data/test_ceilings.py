@@ -6,6 +6,9 @@ import unicodedata
 from pathlib import Path
 
 import pytest
+import sentencepiece
+from fairseq.data import Dictionary
+from fairseq.data.data_utils import load_indexed_dataset
 
 from fairseq_resid.data.text.forms import TextForm
 from support import mirror
@@ -51,7 +54,7 @@ def test_unseen_characters_are_refused_but_samples_only_warn(
     file.write_text(file.read_text().replace("a", "ж"), encoding="utf-8")
     assert build(raw, tmp_path / "own") == 2
     assert (
-        "contain characters that are missing from the text that the subwords were learned from"
+        "contain characters that are missing from the training text, or that occur there only inside longer subwords"
         in capsys.readouterr().err
     )
     host, main = released
@@ -72,3 +75,25 @@ def test_model_sees_only_plain_spaces(space: str, form: str) -> None:
     """fairseq splits a line of pieces at any white space, so a piece that contains white space would become two."""
     line = TextForm("en", form).to_model(f"one{space}two three")
     assert "two three" in line and not any(letter.isspace() for letter in line.replace(" ", ""))
+
+
+def test_subwords_that_the_training_text_lacks_are_not_produced(raw: dict[str, Path], tmp_path: Path) -> None:
+    """fairseq's dictionary lacks them, so they would be read as <unk>, although shorter subwords spell the same."""
+    for language in ("en", "xx"):
+        train, test = (Path(f"{raw[split]}.{language}") for split in ("train", "test"))
+        text, lines = train.read_text(encoding="utf-8"), test.read_text(encoding="utf-8").splitlines()
+        letters = sorted(set("".join(lines) + text) - {" ", "\n"})
+        train.write_text(text + "".join(letters) + "\n" + "".join(reversed(letters)) + "\n", encoding="utf-8")
+        # New words that begin like known ones.
+        test.write_text("".join(f"{line[: len(line) // 2]}{line[3:]}\n" for line in lines), encoding="utf-8")
+    assert build(raw, tmp_path / "data", "--vocab-size", "100") == 0
+    dictionary = Dictionary.load(str(tmp_path / "data/dict.en.txt"))
+    model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "data/spm.model"))
+    pieces = {number: model.id_to_piece(number) for number in range(3, model.vocab_size())}
+    unused = {piece for number, piece in pieces.items() if model.is_unused(number)}
+    assert unused == {piece for piece in pieces.values() if len(piece) > 1 and piece not in dictionary.indices} != set()
+    for split in ("train", "valid", "test"):
+        for language in ("en", "xx"):
+            binary = load_indexed_dataset(str(tmp_path / f"data/{split}.en-xx.{language}"), dictionary)
+            assert not any((binary[line] == dictionary.unk()).any() for line in range(len(binary)))
+    assert record_of(tmp_path / "data")["round_trip"]["test"]["bleu"] == 100.0

@@ -180,6 +180,33 @@ def test_swapping_texts_makes_a_different_corpus(corpus: Path, raw_text: dict[st
     assert custom.main(flags(exchanged, tmp_path / "data")) == 2
 
 
+def test_test_set_that_is_no_longer_given_makes_a_different_corpus(
+    raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = flags(raw_text, tmp_path / "data")
+    test = given.index("--test") + 1
+    assert custom.main([*given[: test + 1], str(raw_text["valid"]), *given[test + 1 :]]) == 0
+    assert custom.main(given) == 2
+    assert "a different corpus (it also has test1 " in capsys.readouterr().err
+
+
+def test_comma_in_output_path_is_refused_before_work_begins(
+    raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert custom.main(flags(raw_text, tmp_path / "one,two")) == 2
+    assert "must not contain a comma" in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
+
+def test_subwords_are_learned_from_long_lines_too(raw_text: dict[str, Path], tmp_path: Path) -> None:
+    prefixes = copy(raw_text, tmp_path / "raw")
+    for side in ("en", "xx"):
+        for split in ("train", "valid"):
+            with open(f"{prefixes[split]}.{side}", "a", encoding="utf-8") as file:
+                file.write("ж " * (4_900 if split == "train" else 1) + "\n")
+    assert custom.main(flags(prefixes, tmp_path / "data")) == 0
+    assert json.loads((tmp_path / "data" / "corpus.json").read_text())["round_trip"]["valid"]["bleu"] == 100.0
+
+
 def test_texts_may_share_a_name_in_different_folders(raw_text: dict[str, Path], tmp_path: Path) -> None:
     prefixes = {}
     for split, prefix in raw_text.items():

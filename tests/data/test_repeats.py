@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,21 @@ def test_evaluation_pairs_in_training_are_counted_listed_and_removed(
     assert "deduplicate is False, not True" in capsys.readouterr().err
 
 
+def test_pairs_that_the_model_cannot_distinguish_are_removed(raw: dict[str, Path], tmp_path: Path) -> None:
+    """Unicode forms and repeated or trailing spaces disappear in the subword model's own normalisation."""
+    for side in ("en", "xx"):
+        train, test = (Path(f"{raw[split]}.{side}") for split in ("train", "test"))
+        lines = read_lines(train)
+        varied = [unicodedata.normalize("NFD", line) for line in read_lines(test)]
+        varied += [line.replace(" ", "  ") + " " for line in lines]
+        train.write_text("".join(line + "\n" for line in [*lines, *varied]), encoding="utf-8")
+    assert build(raw, tmp_path / "data", "--deduplicate", "--allow-low-ceiling") == 0
+    record = record_of(tmp_path / "data")
+    assert record["overlap"]["test"]["pair"] == []
+    dropped = record["lines"]["train"]["dropped"]
+    assert dropped["in_evaluation"] >= 203 and dropped["repeated"] >= 250
+
+
 def test_test_set_from_the_training_text_causes_a_warning(
     raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -76,7 +92,9 @@ def test_deduplication_keeps_first_pairs_in_order(tmp_path: Path) -> None:
     train = write("train.a", ["x", "y", "x", "x", "z"]), write("train.b", ["1", "2", "1", "3", "4"])
     test = write("test.a", ["z"]), write("test.b", ["4"])
     outputs = tmp_path / "out.a", tmp_path / "out.b"
-    assert repeats.deduplicate(train, [test], outputs, None) == PairCounts(5, 3, {"repeated": 1, "in_evaluation": 1})
+    assert repeats.deduplicate(train, [test], outputs, None, str) == PairCounts(
+        5, 3, {"repeated": 1, "in_evaluation": 1}
+    )
     assert [file.read_text() for file in outputs] == ["x\ny\nx\n", "1\n2\n3\n"]
     found = repeats.overlap(train, {"test": test}, None)
     assert found == {"test": Overlap((1,), (1,), (1,))}

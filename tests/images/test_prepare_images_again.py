@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fairseq_resid.data.images import by_class
 from support.image_folders import content, error_of, main
 
 pytestmark = pytest.mark.once
@@ -48,6 +50,23 @@ def test_different_settings_are_refused(by_classes: Path, made: Path, tmp_path: 
         f"{out}: exists, but contains no images.json that this version can read; remove it or choose another --out"
     )
     assert said("custom", "--raw", by_classes, "--valid", 3) == expected
+
+
+def test_changed_images_of_the_same_size_are_different_images(
+    by_classes: Path, made: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out, raw = tmp_path / "animals", tmp_path / "raw"
+    shutil.copytree(made, out)
+    shutil.copytree(by_classes, raw)
+    file = raw / "train" / "cat" / "0000.png"
+    file.write_bytes(file.read_bytes()[:-1] + b"x")
+    assert "different images (not made from raw)" in error_of(capsys, "custom", out, "--raw", raw, "--valid", 3)
+    # Version 0.6 recorded only names and sizes.
+    record = json.loads((out / "images.json").read_text())
+    folder = by_class.find(by_classes, str(by_classes))
+    record["read"] = {by_classes.name: folder.sha256(lambda path: path.stat().st_size)}
+    (out / "images.json").write_text(json.dumps(record))
+    assert main("custom", out, "--raw", by_classes, "--valid", 3) == 0
 
 
 def test_damaged_image_data_is_detected(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:

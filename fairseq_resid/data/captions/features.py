@@ -16,6 +16,7 @@ import binascii
 import hashlib
 import io
 import math
+import re
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from .folder import MOST_REGIONS, MOST_WIDTH
 MOST_ARRAY = 1 << 26  # maximum size of an array in an npz file, in bytes
 EDGE = 1.0  # number of pixels by which a box may extend beyond the image
 LARGEST = float(np.finfo(np.float16).max)
+# The released files are called NAME.tsv, NAME.tsv.0, NAME.tsv.1. Other names, such as NAME.tsv.bak, are not read.
+TSV = re.compile(r".+\.tsv(\.\d+)?", re.DOTALL)
 FIELDS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 Found = tuple[np.ndarray, np.ndarray | None]  # features (n, width), boxes (n, 4) as fractions of the image
 
@@ -45,7 +48,7 @@ def feature_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise ValueError(f"{path}: no such file or folder")
-    files = sorted(file for file in path.iterdir() if ".tsv" in file.name) or sorted(path.glob("*.npz"))
+    files = sorted(file for file in path.iterdir() if TSV.fullmatch(file.name)) or sorted(path.glob("*.npz"))
     if not files:
         raise ValueError(f"{path}: contains no region features; must contain .tsv files, or ID.npz for each image")
     return files
@@ -263,7 +266,7 @@ def open_features(path: Path) -> FeatureSource:
     """
     files = feature_files(path)
     if path.is_dir():
-        return TsvFeatures(path, files) if ".tsv" in files[0].name else NpzFeatures(path)
+        return NpzFeatures(path) if files[0].suffix == ".npz" else TsvFeatures(path, files)
     with open_any_size(path) as file:
         is_hdf5 = file.read(8) == b"\x89HDF\r\n\x1a\n"
     return Hdf5Features(path) if is_hdf5 else TsvFeatures(path, files)

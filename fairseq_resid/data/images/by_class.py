@@ -9,7 +9,7 @@ import hashlib
 import io
 import os
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -44,13 +44,20 @@ class ImageFolder:
     """The image files of a folder with one subfolder per class.
 
     classes: in the order of the labels; files, labels: for each part, with one label per file (N,)
-    sha256: hash of the names and sizes of all files
+    name: the folder's name in the names of the files
     """
 
     classes: tuple[str, ...]
     files: dict[str, list[ImageFile]]
     labels: dict[str, np.ndarray]
-    sha256: str
+    name: str
+
+    def sha256(self, described: Callable[[Path], object]) -> str:
+        """Return the SHA-256 of the names of all files, each with a description of the file."""
+        digest = hashlib.sha256()
+        for file in (file for part in PARTS for file in self.files[part]):
+            digest.update(os.fsencode(f"{file.name.removeprefix(self.name)}\t{described(file.path)}\n"))
+        return digest.hexdigest()
 
     def shape(self) -> Shape:
         """Return the shape of the first training image.
@@ -79,7 +86,6 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
     classes = tuple(known)
     files: dict[str, list[ImageFile]] = {}
     labels: dict[str, np.ndarray] = {}
-    digest = hashlib.sha256()
     inside = root.resolve()
     if (root / "valid").exists():
         raise ValueError(
@@ -111,12 +117,10 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
             found = _images(folders[label], f"{name}/{part}/{label}", inside) if label in folders else []
             counts.append(len(found))
             files[part] += found
-        for file in files[part]:
-            digest.update(os.fsencode(f"{file.name.removeprefix(name)}\t{file.path.stat().st_size}\n"))
         labels[part] = np.repeat(np.arange(len(classes)), counts)
         if not files[part]:
             raise ValueError(f"{name}/{part}: contains no images")
-    return ImageFolder(classes, files, labels, digest.hexdigest())
+    return ImageFolder(classes, files, labels, name)
 
 
 def _images(folder: os.DirEntry[str], name: str, inside: Path) -> list[ImageFile]:

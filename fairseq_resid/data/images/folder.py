@@ -28,7 +28,7 @@ class ImageRecord(FolderRecord):
     classes: class names in the order of the labels; shape: channels, height, width
     mean, deviation: per channel over the training split, for pixels from 0 to 1
     source: "release" for images from the binary archive, "folder" for image files by class
-    read: checksums of the input: of an archive, or of the names and sizes of the files in a folder
+    read: checksums of the input: of an archive, or of the names and contents of the files in a folder
     tools: versions of the libraries that decode image files
     """
 

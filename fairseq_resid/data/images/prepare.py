@@ -140,7 +140,7 @@ def _check_same(out: Path, settings: dict[str, Any], source: Source | None) -> I
     if differing := [key for key in settings if record.asked.get(key) != settings[key]]:
         changes = ", ".join(f"{key} is {record.asked.get(key)}, not {settings[key]}" for key in differing)
         raise ValueError(f"{out}: contains different images ({changes}); choose another --out")
-    if source is not None and set(source.read.values()) != set(record.read.values()):
+    if source is not None and not source.was_read(record.read):
         raise ValueError(
             f"{out}: contains different images (not made from {', '.join(source.read)}); choose another --out"
         )

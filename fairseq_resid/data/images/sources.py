@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...files import open_any_size, read_bytes
+from ...files import open_any_size, read_bytes, sha256
 from .. import extract
 from ..fetch import Fingerprint, describe, fetch, problem, usable
 from . import by_class
@@ -62,6 +62,10 @@ class Source(ABC):
     read: dict[str, str]
     differences: Sequence[str] = ()
     unverified: Sequence[str] = ()
+
+    def was_read(self, recorded: dict[str, str]) -> bool:
+        """Return whether `read` in images.json, which another call wrote, is of this source."""
+        return {*recorded.values()} == {*self.read.values()}
 
     @abstractmethod
     def open(self, work: Path, workers: int) -> Images:
@@ -138,10 +142,18 @@ class Files(Source):
     def __init__(self, manifest: ImageManifest, raw: Path) -> None:
         self.manifest, self.raw = manifest, raw
         self.folder = by_class.find(raw, str(raw), manifest.classes) if raw.is_dir() else None
-        self.read = {raw.resolve().name: self.folder.sha256 if self.folder else describe(raw).sha256}
+        self.read = {raw.resolve().name: self.folder.sha256(sha256) if self.folder else describe(raw).sha256}
         if manifest.file is not None:  # the user's own images have no release to compare with
             self.differences = ["read from image files, not from the release"]
             self.unverified = list(PARTS)
+
+    def was_read(self, recorded: dict[str, str]) -> bool:
+        if super().was_read(recorded):
+            return True
+        # Version 0.6 recorded the sizes of the files, not their content.
+        return self.folder is not None and [*recorded.values()] == [
+            self.folder.sha256(lambda path: path.stat().st_size)
+        ]
 
     def open(self, work: Path, workers: int) -> Images:
         folder = self.folder

@@ -2,14 +2,14 @@
 
 Training cannot recover anything that this round trip loses. Every changed line is counted under its first cause:
 
-    unknown      a subword is not in the vocabulary of the sentencepiece model or, with subword-nmt, the training text
+    unknown      a subword does not occur in the segmented training text
     normalizer   sentencepiece's normaliser changed the line before segmentation (nmt_nfkc: NFKC and spaces)
     form         normalisation, tokenisation or escapes cannot be undone exactly (fairseq_resid/data/text/forms.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 
 from ...files import read_lines
@@ -23,34 +23,23 @@ REFUSED = 95.0  # BLEU; below it the corpus is not worth training on
 WARNED = 99.0
 
 
-def vocabulary(segmenter: Segmenter, training: Sequence[Path]) -> set[str]:
-    """Return the subwords that a model can produce.
-
-    training: both sides of the training text, as subwords
-    """
-    known = segmenter.known()
-    if known is not None:
-        return known
-    found: set[str] = set()
-    for path in training:
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            found.update(subword for line in lines for subword in line.split())
-    return found
-
-
 def round_trip(
-    subwords: Path, reference: Path, form: TextForm, tokenize: str, model: Path, kind: str, training: Sequence[Path]
+    subwords: Path,
+    reference: Path,
+    form: TextForm,
+    tokenize: str,
+    segmenter: Segmenter,
+    normalise: Callable[[str], str],
+    known: Set[str],
 ) -> RoundTrip:
     """Score a reference text after the round trip through subwords.
 
-    subwords: the segmented reference; model, kind: the subword model; tokenize: name of the sacrebleu tokenizer
-    training: both sides of the training text, as subwords
+    subwords: the segmented reference; tokenize: name of the sacrebleu tokenizer
+    normalise: the normalisation before segmentation
+    known: the subwords of the training text, which fairseq's dictionary contains
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    segmenter = Segmenter(kind, model)
-    known = vocabulary(segmenter, training)
-    normalise = _normaliser(kind, model)
     references, restored = [form.reference(line) for line in read_lines(reference)], []
     lost = dict.fromkeys(CAUSES, 0)
     example = None
@@ -62,7 +51,7 @@ def round_trip(
         if restored[-1] == line:
             continue
         is_changed = segmenter.join(normalise(line)) != line
-        cause = "unknown" if not known.issuperset(wanted) else "normalizer" if is_changed else "form"
+        cause = "unknown" if not set(wanted) <= known else "normalizer" if is_changed else "form"
         lost[cause] += 1
         example = example or LostLine(number, cause, line, restored[-1])
     # Text scored on its own tokens is tokenised on purpose, so suppress sacrebleu's warning.
@@ -70,16 +59,6 @@ def round_trip(
     bleu = round(metric.corpus_score(restored, [references]).score, 2)
     exact = len(references) - sum(lost.values())
     return RoundTrip(exact, len(references), bleu, metric.get_signature().format(), lost, example)
-
-
-def _normaliser(kind: str, model: Path) -> Callable[[str], str]:
-    """Return the normalisation that is applied before segmentation; subword-nmt applies none."""
-    if kind != "sentencepiece":
-        return str
-    import sentencepiece
-
-    normalise: Callable[[str], str] = sentencepiece.SentencePieceNormalizer(model_file=str(model)).normalize
-    return normalise
 
 
 def judge(name: str, trips: Mapping[str, RoundTrip], normalizer: str, sampled: bool, accepted: bool) -> None:
@@ -103,7 +82,8 @@ def judge(name: str, trips: Mapping[str, RoundTrip], normalizer: str, sampled: b
 def why(trip: RoundTrip, normalizer: str) -> str:
     """Return the causes with their remedies, most frequent first, and the first line that changes."""
     remedies = {
-        "unknown": "contain characters that are missing from the text that the subwords were learned from",
+        "unknown": "contain characters that are missing from the training text, or that occur there only inside longer "
+        "subwords (a smaller --vocab-size avoids this)",
         "normalizer": "contain ▁ (U+2581), which sentencepiece treats as a space, or repeated spaces, which it merges"
         if normalizer == "identity"
         else f"are changed by sentencepiece's normaliser {normalizer}: convert the text to Unicode NFC, "

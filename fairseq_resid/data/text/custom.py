@@ -42,6 +42,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     flags.add(parser)
     args = parser.parse_args(argv)
     flags.check_positive(parser, args, "workers", "vocab_size", "max_pieces")
+    if not args.out.name:
+        parser.error(f"--out {args.out}: must be a new folder")
     if args.source == args.target:
         parser.error(f"--source and --target: both are {args.source}; must be different")
     given = flags.settings(args)

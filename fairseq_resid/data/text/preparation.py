@@ -72,6 +72,8 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     Raises: ValueError for bad input, or if OUT contains a different corpus; ChildProcessError; OSError.
     """
     out = options.out
+    if "," in str(out):
+        raise ValueError(f"--out {out}: must not contain a comma, at which fairseq-preprocess splits paths")
     skipped = sources.absent_tests(manifest, options.source) if texts is None else {}
     for split, name in skipped.items():
         folders = ", ".join(map(str, options.source.raw))
@@ -216,6 +218,8 @@ def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) 
     if differing := [key for key in settings if found.get(key) != settings[key]]:
         changes = ", ".join(f"{key} is {shown(found.get(key))}, not {shown(settings[key])}" for key in differing)
         raise ValueError(f"{out}: contains a different corpus ({changes}); choose another --out")
+    if texts and (others := sums.keys() - {text.label for text in texts}):
+        raise ValueError(f"{out}: contains a different corpus (it also has {min(others)}); choose another --out")
     for text in texts:
         if text.known.sha256 != sums.get(text.label):
             raise ValueError(f"{out}: contains a different corpus (not made from {text.file}); choose another --out")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +51,15 @@ class Segmenter:
             return subwords.replace(" ", "").replace("\u2581", " ").strip()
         return f"{subwords} ".replace("@@ ", "").rstrip()
 
-    def known(self) -> set[str] | None:
-        """Return the model's vocabulary; None for subword-nmt, whose vocabulary comes from the training text."""
-        if self.kind != "sentencepiece":
-            return None
-        numbers = [number for number in range(self._model.vocab_size()) if not self._model.is_unknown(number)]
-        return {self._model.id_to_piece(number) for number in numbers}
+    def unused(self, used: Set[str]) -> set[int]:
+        """Return the numbers of the sentencepiece pieces of several characters that are not among the used ones."""
+        model = self._model
+        return {
+            number
+            for number in range(model.vocab_size())
+            if len(piece := model.id_to_piece(number)) > 1 and piece not in used
+            if not (model.is_control(number) or model.is_unknown(number))
+        }
 
 
 def _load_sentencepiece(model: Path) -> Any:

@@ -23,7 +23,7 @@ from ...foreign import say
 
 T = TypeVar("T")
 # This is part of every key. Increase it when a step produces a different result from the same input.
-FORMAT = 3
+FORMAT = 4
 RECORD = "record.json"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,6 +31,7 @@ SENTENCEPIECE: dict[str, Any] = {
     "character_coverage": 1.0,
     "num_threads": 1,  # the model must not depend on the machine
     "minloglevel": 1,
+    "max_sentence_length": shards.LINE_BYTES,  # by default, longer lines than 4,192 bytes are ignored
 }
 # sentencepiece's names: NFKC with extra rules for machine translation, plain NFKC, no normalisation.
 NORMALIZERS = ("nmt_nfkc", "nfkc", "identity")
@@ -58,6 +59,19 @@ def settings_of(kind: str, vocab_size: int, normalizer: str) -> dict[str, Any]:
     if kind == "subword_nmt":
         return {"num_symbols": vocab_size}
     return {**SENTENCEPIECE, "normalization_rule_name": normalizer, "vocab_size": vocab_size}
+
+
+def normaliser(kind: str, rule: str) -> Callable[[str], str]:
+    """Return the normalisation of a line before segmentation: sentencepiece's, which writes ▁ for a space, or none.
+
+    rule: one of NORMALIZERS
+    """
+    if kind != "sentencepiece":
+        return str
+    import sentencepiece
+
+    normalise: Callable[[str], str] = sentencepiece.SentencePieceNormalizer(rule_name=rule).normalize
+    return normalise
 
 
 def learn(
@@ -173,6 +187,82 @@ def _receive(receiver: Connection) -> int | bytes:
     if isinstance(received, Exception):
         raise received
     return received
+
+
+def used(files: tuple[Path, Path], pairs: int) -> set[str]:
+    """Return the subwords of a segmented text."""
+    found: set[str] = set()
+    with Progress("collect subwords", 2 * pairs, "lines") as progress:
+        for path in files:
+            with path.open(encoding="utf-8", newline="\n") as lines:
+                while some := list(islice(lines, 10_000)):
+                    found.update(" ".join(some).split())
+                    progress.advance(len(some))
+    return found
+
+
+def restrict(kind: str, model: Path, known: Set[str], output: Path) -> None:
+    """Write a copy of a model that produces only known subwords and single characters.
+
+    A BPE also contains subwords that it always merges into longer ones in the training text. fairseq's dictionary lacks
+    them and would replace them by <unk>, for example in names that occur only in a test set. The copy produces shorter
+    subwords instead. The training text is segmented as before.
+
+    subword-nmt models, whose text must be that of a publication, are copied unchanged.
+    """
+    content = model.read_bytes()
+    if kind == "sentencepiece":
+        content = _without(content, Segmenter(kind, model).unused(known))
+    output.write_bytes(content)
+
+
+UNUSED = b"\x18\x05"  # in Protocol Buffers, field 3 of a piece, its type: 5, UNUSED; the last value of a field counts
+
+
+def _without(content: bytes, pieces: Set[int]) -> bytes:
+    """Return a sentencepiece model in which these pieces, given by number, have the type UNUSED.
+
+    sentencepiece has no function for this. A model is a Protocol Buffers message, and its field 1 is repeated: each is
+    a piece.
+    """
+    made, at, number = io.BytesIO(), 0, 0
+    while at < len(content):
+        start = at
+        tag, at = _varint(content, at)
+        wire = tag & 7
+        if wire == 0:
+            _, at = _varint(content, at)
+        elif wire == 2:
+            length, body = _varint(content, at)
+            at = body + length
+            if tag >> 3 == 1:
+                piece = content[body:at] + (UNUSED if number in pieces else b"")
+                made.write(content[start : start + 1] + _as_varint(len(piece)) + piece)
+                number += 1
+                continue
+        else:
+            at += {1: 8, 5: 4}[wire]
+        made.write(content[start:at])
+    return made.getvalue()
+
+
+def _varint(content: bytes, at: int) -> tuple[int, int]:
+    """Return the number that starts at a position in a Protocol Buffers message, and the position after it."""
+    number = shift = 0
+    while True:
+        number |= (content[at] & 0x7F) << shift
+        shift += 7
+        at += 1
+        if content[at - 1] < 0x80:
+            return number, at
+
+
+def _as_varint(number: int) -> bytes:
+    made = bytearray()
+    while number >= 0x80:
+        made.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*made, number])
 
 
 @lru_cache(maxsize=1)

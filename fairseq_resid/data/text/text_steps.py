@@ -20,7 +20,7 @@ from . import binarise, ceiling, clean, repeats, shards, sources, subwords, toke
 from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
 from .forms import TextForm
 from .manifest import TextManifest
-from .segmentation import FILES
+from .segmentation import FILES, Segmenter
 from .shards import Sides
 from .steps import FinishedStep, Step, Steps
 
@@ -168,10 +168,10 @@ def run(job: Job, work: Path) -> Path:
     declared = [
         Step("extract", "extract and count", [files, job.options.limit]),
         Step("tokenise", f"tokenise{and_clean}", [form, manifest.clean and clean.MAX_CHARACTERS], ["extract"]),
-        Step("deduplicate", "deduplicate", [], ["tokenise"]),
+        Step("deduplicate", "deduplicate", [manifest.subwords, manifest.spm_normalizer], ["tokenise"]),
         Step("learn", f"learn a joint BPE of {units}", learner, [train]),
         Step("encode", f"encode{and_clean}", job.limits and asdict(job.limits), ["tokenise", train, "learn"]),
-        Step("binarise", "fairseq-preprocess", job.settings, ["encode", "learn"]),
+        Step("binarise", "fairseq-preprocess", job.settings, ["encode"]),
     ]
     steps = Steps(work, [step for step in declared if step.name != "deduplicate" or manifest.deduplicate])
     extracted = steps.run("extract", Extracted, lambda folder: extract(job, folder))
@@ -190,7 +190,9 @@ def run(job: Job, work: Path) -> Path:
         job, form_of_target, extracted.result, tokenised.result, training.result, encoded.result, model.name
     )
     return steps.run(
-        "binarise", Binarised, lambda folder: binarise_text(job, record, encoded.folder, model, folder)
+        "binarise",
+        Binarised,
+        lambda folder: binarise_text(job, record, encoded.folder, encoded.folder / model.name, folder),
     ).folder
 
 
@@ -287,7 +289,8 @@ def deduplicate(job: Job, tokenised: FinishedStep[Kept], folder: Path) -> Kept:
     """Drop repeated training pairs, and training pairs that are also validation or test pairs."""
     train, *evaluation = (job.sides(tokenised.folder, split) for split in job.manifest.splits)
     total = tokenised.result.pairs["train"].kept
-    counts = repeats.deduplicate(train, evaluation, job.sides(folder, "train"), total)
+    normalise = subwords.normaliser(job.manifest.subwords, job.manifest.spm_normalizer)
+    counts = repeats.deduplicate(train, evaluation, job.sides(folder, "train"), total, normalise)
     job.check_left("train", counts)
     return Kept({"train": counts})
 
@@ -304,10 +307,10 @@ def encode(
 ) -> Encoded:
     """Segment all text into subwords, compute the best possible score, and find evaluation text in the training text.
 
-    form: the form of the target side
+    form: the form of the target side; model: the learned model, whose restricted copy is written to `folder`
     """
     kind = job.manifest.subwords
-    counts, tokens = {}, {}
+    counts, tokens, known = {}, {}, set[str]()
     for split in job.manifest.splits:
         is_train = split == "train"
         files = job.sides((training if is_train else tokenised).folder, split)
@@ -317,12 +320,19 @@ def encode(
         )
         tokens[split] = dict(zip(job.manifest.languages, sides, strict=True))
         job.check_left(split, counts[split])
+        if is_train:  # the first split
+            known = subwords.used(job.sides(folder, split), counts[split].kept)
+            subwords.restrict(kind, model, known, folder / model.name)
+            model = folder / model.name
     shutil.copytree(tokenised.folder / "ref", folder / "ref", dirs_exist_ok=True)
     train, trips, evaluation = job.sides(folder, "train"), {}, {}
+    normalise = subwords.normaliser(kind, job.manifest.spm_normalizer)
     for split in job.manifest.evaluated:
         evaluation[split] = job.sides(folder, split)
         (_, cut), (_, reference) = evaluation[split], job.sides(folder / "ref", split)
-        trips[split] = ceiling.round_trip(cut, reference, form, binarise.bleu_tokenize(form), model, kind, train)
+        trips[split] = ceiling.round_trip(
+            cut, reference, form, binarise.bleu_tokenize(form), Segmenter(kind, model), normalise, known
+        )
     return Encoded(counts, tokens, trips, repeats.overlap(train, evaluation, counts["train"].kept))
 
 
