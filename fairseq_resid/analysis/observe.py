@@ -111,7 +111,7 @@ class Observer:
         end = getattr(getattr(self.model, stack, None), "layer_norm", None)
         # clone(): combine may append to a growing state in place.
         without = site.combine(state.clone(), torch.zeros_like(f))
-        x, output, rest = (kept(channels_of(end, each)).float() for each in (state, y, without))
+        x, output, rest = (kept(channels_of(end, each, site.dim)).float() for each in (state, y, without))
         found.shortcut.add(x.norm(dim=-1))
         found.branch.add(kept(f).float().norm(dim=-1))
         norm = output.norm(dim=-1)
@@ -132,10 +132,13 @@ class Observer:
                     moments.add_by(what, one, classes, number)
 
 
-def channels_of(end: Any, state: Tensor) -> Tensor:
-    """Return the C channels of a state; a wide state is reduced as it is before the stack's final norm."""
+def channels_of(end: Any, state: Tensor, dim: int) -> Tensor:
+    """Return the C channels of a state; a wide state is reduced as it is before the stack's final norm.
+
+    dim: C. A state that is wide only within a layer (b2t) begins with x.
+    """
     leave = getattr(end, "leave", None)
-    return state if leave is None else leave(state)  # type: ignore[no-any-return]
+    return state[..., :dim] if leave is None else leave(state)  # type: ignore[no-any-return]
 
 
 def observe(model: nn.Module, batches: Iterable[Batch]) -> tuple[Observer, float, int]:

@@ -15,7 +15,7 @@ from importlib.metadata import entry_points
 from .base import ResidualConnection, components, is_positional, sites
 from .folding import CannotFold, Fold
 from .norms import NORMS
-from .options import InvalidOption, Option, Options, flag, option
+from .options import InvalidOption, Option, Options, option
 from .place import Place
 from .registry import (
     FINAL_NORMS,
@@ -28,6 +28,7 @@ from .registry import (
     canonical,
     check_backend,
     draws_branches,
+    function_flags,
     has_wide_state,
     names,
     needs_every_layer,
@@ -62,7 +63,7 @@ __all__ = [
     "check_backend",
     "components",
     "draws_branches",
-    "flag",
+    "function_flags",
     "has_wide_state",
     "is_positional",
     "names",

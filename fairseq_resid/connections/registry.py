@@ -13,7 +13,7 @@ from ..ops import BACKENDS
 from .base import ResidualConnection
 from .folding import Fold
 from .norms import layer_norm
-from .options import InvalidOption, Option, Options
+from .options import InvalidOption, Option, Options, flag
 from .place import Place
 from .stream import ResidualStream
 
@@ -136,6 +136,27 @@ def resolve(name: str, given: dict[str, Any]) -> Options:
             allowed = f"not an option of the residual {canonical(name)}, whose options are: {{others}}"
             raise InvalidOption(option, value, allowed, dict.fromkeys(known))
     return structure(name).options(**chosen)
+
+
+def function_flags(cfg: Any) -> dict[str, Any] | None:
+    """Return the flags on which the structure of a model with given weights depends, from the model's config.
+
+    Options that only set initial values are not among them. The config may be that of an older checkpoint, or of stock
+    `transformer`, whose structure is pre_ln or post_ln. None means that it is the config of another model, or of an
+    unknown structure.
+    """
+    if not hasattr(cfg, "residual") and not hasattr(cfg, "encoder_normalize_before"):
+        return None
+    stock = "pre_ln" if getattr(cfg, "encoder_normalize_before", False) else "post_ln"
+    name = getattr(cfg, "residual", None) or stock
+    if name not in names():
+        return None
+    residual = canonical(name)
+    known = options(residual)
+    values = resolve(residual, {name: getattr(cfg, name, None) for name in known}).values()
+    chosen = {"residual": residual, "norm": getattr(cfg, "norm", None) or "layer"}
+    chosen |= {name: value for name, value in values.items() if not known[name].is_initial}
+    return {flag(name): value for name, value in chosen.items()}
 
 
 def resolve_final_norm(name: str, given: str | None) -> bool:

@@ -27,13 +27,14 @@ from typing import Any
 
 import torch
 
+from .. import connections
 from ..cli import frame
 from ..cli.progress import Progress
 from ..fairseq_patches import check_finite, load_checkpoint
 from ..files import replacing, sha256, zip_damage
 from ..foreign import say
 from ..runs.run import Numbering, Run
-from ..runs.trained_on import num_updates
+from ..runs.trained_on import num_updates, setting
 
 # The names that fairseq-train gives to checkpoints.
 TRAINED = re.compile(r"checkpoint([0-9]+|_[0-9]+_[0-9]+|_last|_best|\.best_.*)\.pt")
@@ -140,6 +141,23 @@ def _check_same(layouts: dict[Path, Layout]) -> None:
                 raise ValueError(f"{reference} and {path} differ in {name}: {what}")
 
 
+def structure_of(state: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the flags of a checkpoint's residual structure (connections.function_flags), or None if it has none."""
+    config = setting(state["cfg"], "model") if state.get("cfg") else state.get("args")
+    return connections.function_flags(argparse.Namespace(**config) if isinstance(config, dict) else config)
+
+
+def _check_same_structure(structures: dict[Path, dict[str, Any] | None]) -> None:
+    """Raise ValueError if the same weights are other functions in two checkpoints, such as post_ln and deep_norm."""
+    (reference, expected), *others = structures.items()
+    for path, found in others:
+        if found and expected and (differing := [name for name in found if found[name] != expected.get(name)]):
+            theirs, own = (
+                " ".join(f"{name} {each[name]}" for name in differing if name in each) for each in (found, expected)
+            )
+            raise ValueError(f"{reference} and {path} are models of different structures: {own} and {theirs}")
+
+
 def _add(model: dict[str, torch.Tensor], names: Sequence[str], sums: dict[str, torch.Tensor]) -> None:
     for name in names:
         tensor = model[name]
@@ -156,9 +174,10 @@ def average(paths: Sequence[Path], output: Path) -> None:
     than half of the training up to the newest of them, because the oldest models are then much worse than the newest.
 
     Raises: ValueError naming the file that is damaged or contains NaN or infinite weights, or two files whose keys,
-    shapes, dtypes or tying differ; OSError if a file cannot be read or `output` cannot be written.
+    shapes, dtypes, tying or residual structures differ; OSError if a file cannot be read or `output` cannot be written.
     """
     layouts: dict[Path, Layout] = {}
+    structures: dict[Path, dict[str, Any] | None] = {}
     inputs = []
     updates: list[int] = []
     sums: dict[str, torch.Tensor] = {}
@@ -171,11 +190,13 @@ def average(paths: Sequence[Path], output: Path) -> None:
             check_finite(state["model"], path)
             _check_views(state["model"], path)
             layouts[path] = layout(state["model"])
+            structures[path] = structure_of(state)
             updates.append(num_updates(state) or 0)
             inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
             del state
             progress.advance(path.stat().st_size)
         _check_same(layouts)
+        _check_same_structure(structures)
         names = [
             name for name, (_, dtype, tied) in layouts[paths[0]].items() if dtype.is_floating_point and tied == name
         ]

@@ -11,6 +11,7 @@ from ..data.text import folder as text_folder
 from ..data.text.folder import Corpus
 from ..export import translator
 from ..export.engine import Record, Search, load, read
+from ..files import sha256
 from ..runs.run import EVALUATE, Run
 from ..tasks.text import scoring
 
@@ -33,6 +34,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
     path = data or Path(record.data)
     corpus = Corpus.read(path)
     text_folder.check(path)
+    check_same_subwords(folder, record, corpus)
     sources = source_subwords(corpus, subset, record)
     references = corpus.references(subset)
     if len(sources) != len(references):
@@ -50,7 +52,20 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
             hypotheses += [text.segmenter.join(" ".join(best[0].tokens)) for best in found]
             progress.advance(len(found))
     bleu = scoring.bleu([corpus.form.restore(line) for line in hypotheses], references, corpus.tokenize)
-    return f"{folder} {subset}: BLEU {bleu.value:.2f}  {bleu.signature}  {of_run(record, subset, bleu.signature)}"
+    beside = of_run(record, subset, bleu.signature, path, search)
+    return f"{folder} {subset}: BLEU {bleu.value:.2f}  {bleu.signature}  {beside}"
+
+
+def check_same_subwords(folder: Path, record: Record, corpus: Corpus) -> None:
+    """Check that a data folder is segmented by the subword model of the export.
+
+    Raises: ValueError naming both files.
+    """
+    if record.text.model is None or corpus.restore.model is None:
+        return
+    own, theirs = folder / record.text.model, corpus.path / corpus.restore.model
+    if sha256(own) != sha256(theirs):
+        raise ValueError(f"{theirs}: differs from {own}, whose subwords the exported model was trained with")
 
 
 def search_of(record: Record, given: argparse.Namespace) -> Search:
@@ -80,8 +95,11 @@ def source_subwords(corpus: Corpus, subset: str, record: Record) -> list[list[st
     ]
 
 
-def of_run(record: Record, subset: str, signature: str) -> str:
-    """Return a phrase with the score that the exported checkpoint has in its run, or how to compute it."""
+def of_run(record: Record, subset: str, signature: str, data: Path, search: Search) -> str:
+    """Return a phrase with the score that the exported checkpoint has in its run, or how to compute it.
+
+    data, search: of the export's score; if they are not those of the run, the scores are not comparable
+    """
     run = Run(Path(record.run))
     model = {"averaged.pt": "averaged", "checkpoint_last.pt": "last"}.get(record.checkpoint)
     try:
@@ -90,5 +108,15 @@ def of_run(record: Record, subset: str, signature: str) -> str:
         return f"({EVALUATE} {run.path} scores the run)"
     if model is None or results.bleu is None:
         return f"({record.checkpoint} of the run has no score)"
+    file = run.file(record.checkpoint)
+    reasons = {
+        "other data": data.resolve() != Path(record.data).resolve(),
+        "other decoding settings": search != replace(record.search, nbest=1),
+        f"{record.checkpoint} has changed since the export": bool(record.sha256)
+        and file.is_file()
+        and sha256(file) != record.sha256,
+    }
+    if any(reasons.values()):
+        return f"(not compared with the run: {', '.join(reason for reason, holds in reasons.items() if holds)})"
     shown = "" if results.signature == signature else f"  {results.signature}"
     return f"(fairseq, {record.checkpoint} of {run.name}: {getattr(results.bleu, model):.2f}{shown})"

@@ -124,6 +124,7 @@ class Record:
 
     engine_version: version of the engine package that wrote the model
     run, checkpoint, data: the run folder, the name of the checkpoint file in it, and the data folder
+    sha256: of the checkpoint file; empty in exports of earlier versions
     structure: the --residual name and its options; quantization: None for float32
     longest: maximum number of subwords in a source and in a target, including </s>
     search: the settings of the run's evaluation; proof: the result of the comparison with fairseq
@@ -141,6 +142,7 @@ class Record:
     text: Text
     search: Search
     proof: dict[str, Any] = field(default_factory=dict)
+    sha256: str = ""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from ..cli import frame
 from ..data.text import folder as text_folder
 from ..data.text.folder import CORPUS, Corpus
 from ..fairseq_patches import load_checkpoint
-from ..files import copy, partial_of, replacing, write_text
+from ..files import copy, partial_of, replacing, sha256, write_text
 from ..foreign import code, printable, say
 from ..runs import settings
 from ..runs.run import Run
@@ -147,6 +147,7 @@ def export(
             (int(source), int(target)),
             text,
             search_of(run),
+            sha256=sha256(file),
         )
         records.write(partial / RECORD, record)
         if hasattr(writer, "complete"):  # files that depend on the record as well as the model

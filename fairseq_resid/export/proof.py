@@ -47,7 +47,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Bleu:
-    """BLEU of fairseq and the engine on the whole validation set."""
+    """BLEU of fairseq and the engine on the validation set, without the sentences that are too long for the model."""
 
     fairseq: float
     engine: float
@@ -79,7 +79,8 @@ class Proof:
             f"translations: {self.identical} of {self.translations} identical",
         ]
         if self.skipped:
-            found.append(f"skipped: {self.skipped:,} sentences too long for the model")
+            sentences = "sentence" if self.skipped == 1 else "sentences"
+            found.append(f"skipped: {self.skipped:,} {sentences} too long for the model")
         if self.bleu is not None:
             found.append(
                 f"BLEU ({self.subset}): fairseq {self.bleu.fairseq:.2f}, {engine} {self.bleu.engine:.2f}  "
@@ -228,7 +229,8 @@ def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = N
     theirs = fairseq_translations(loaded, pairs[:count], search)
     with Progress(f"translations by {record.engine}"):
         mine = [list(hypotheses[0].tokens) for hypotheses in engine.translate(sources[:count], search)]
-    bleu = None if is_exact or corpus is None or skipped else bleu_of(corpus, theirs, mine)
+    lines = [pair.line for pair in pairs]
+    bleu = None if is_exact or corpus is None else bleu_of(corpus, lines, theirs, mine)
     compared = min(TRANSLATIONS, count)
     differences = list(
         differing(engine, search, pairs[:compared], sources[:compared], theirs[:compared], mine[:compared])
@@ -292,11 +294,14 @@ def differing(
         yield Difference(pairs[number].line, " ".join(theirs[number]), " ".join(mine[number]), one, other)
 
 
-def bleu_of(corpus: Corpus, theirs: Sequence[Sequence[str]], mine: Sequence[Sequence[str]]) -> Bleu:
-    """Return BLEU of both translations of the whole validation set, against the raw references."""
+def bleu_of(
+    corpus: Corpus, lines: Sequence[int], theirs: Sequence[Sequence[str]], mine: Sequence[Sequence[str]]
+) -> Bleu:
+    """Return BLEU of both translations of these lines of the validation set, against the raw references."""
     from ..tasks.text.scoring import bleu
 
-    references = corpus.references(SUBSET)
+    everything = corpus.references(SUBSET)
+    references = [everything[line - 1] for line in lines]
     both = [bleu(restored(corpus, translated), references, corpus.tokenize) for translated in (theirs, mine)]
     return Bleu(round(both[0].value, 4), round(both[1].value, 4), both[0].signature)
 

@@ -332,8 +332,8 @@ def compare_structures() -> None:
             theirs, own = differing
             if not reset_optimizer:
                 raise UserError(
-                    f"{filename}: trained with {theirs}; cannot be resumed with {own}; use another --save-dir, and "
-                    "--finetune-from-model to start from these weights"
+                    f"{filename}: trained with {theirs}; cannot be resumed with {own}; to start from its weights, use "
+                    "--finetune-from-model with a new --save-dir"
                 )
             logger.warning("%s: trained with %s; its weights are now used with %s", filename, theirs, own)
 

@@ -105,21 +105,6 @@ def options_of(cfg: Any) -> dict[str, Any]:
     return {name: getattr(cfg, name) for name in connections.options(cfg.residual)}
 
 
-def function_flags(cfg: Any) -> dict[str, Any]:
-    """Return the flags on which a residual structure with given weights depends, and their values.
-
-    Options that only set initial values are not among them. The config may be that of an older checkpoint, or of stock
-    `transformer`, whose structure is pre_ln or post_ln.
-    """
-    stock = "pre_ln" if getattr(cfg, "encoder_normalize_before", False) else "post_ln"
-    residual = connections.canonical(getattr(cfg, "residual", None) or stock)
-    known = connections.options(residual)
-    values = connections.resolve(residual, {name: getattr(cfg, name, None) for name in known}).values()
-    chosen = {"residual": residual, "norm": getattr(cfg, "norm", None) or "layer"}
-    chosen |= {name: value for name, value in values.items() if not known[name].is_initial}
-    return {connections.flag(name): value for name, value in chosen.items()}
-
-
 class Structured:
     """Mixin for a fairseq model with a residual structure; it must precede fairseq's class among the bases.
 
@@ -174,12 +159,11 @@ class Structured:
 
         resumes: the state of the optimizer is loaded too, so that the parameters must also have the same order
         """
-        if not hasattr(cfg, "residual"):
-            if not hasattr(cfg, "encoder_normalize_before"):
-                return None  # another model of fairseq, whose weights do not fit
-            if resumes:
-                return f"--arch {getattr(cfg, 'arch', 'transformer')}", self.named()
-        theirs, own = function_flags(cfg), function_flags(self.cfg)
+        theirs, own = connections.function_flags(cfg), connections.function_flags(self.cfg)
+        if theirs is None or own is None:
+            return None  # another model of fairseq, whose weights do not fit
+        if resumes and not hasattr(cfg, "residual"):
+            return f"--arch {getattr(cfg, 'arch', 'transformer')}", self.named()
         differing = [name for name in theirs if name in own and theirs[name] != own[name]]
         if not differing:
             return None

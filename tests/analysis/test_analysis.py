@@ -193,6 +193,18 @@ def test_stock_model_is_analyzed_without_coefficients(stock_checkpoint: Path, co
     assert all(site.nll_without is None and site.gradient for site in found.sites.values())
 
 
+def test_norms_of_a_state_that_is_wide_within_a_layer_are_those_of_its_channels(
+    train: Callable[..., Any], corpus: Path, tmp_path: Path
+) -> None:
+    """Before training, the norm at the end of each site of b2t returns vectors of length √C."""
+    train(tmp_path, "--residual", "b2t", "--lr", 0, "--max-update", 1)
+    loaded = load_for_analysis(tmp_path, corpus, cpu=True)
+    observer, _, _ = observe(loaded.model, text(loaded))
+    assert len(observer.sites) == 10
+    for site in observer.sites.values():
+        assert site.output.mean == pytest.approx(8, rel=0.01)
+
+
 def test_run_that_started_from_another_checkpoint_is_noted(
     train: Callable[..., Any], corpus: Path, sas_checkpoint: Path, tmp_path: Path
 ) -> None:

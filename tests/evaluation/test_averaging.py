@@ -197,6 +197,19 @@ def test_mixed_checkpoint_kinds_require_the_by_flag(folder: Path) -> None:
 # --- rejected inputs: one line, exit code 2, output unchanged
 
 
+def test_structures_that_differ_are_refused(tmp_path: Path, capsys: Any) -> None:
+    """The weights of post_ln and deep_norm have the same names and shapes."""
+    paths = [tmp_path / f"{name}.pt" for name in ("one", "two", "three")]
+    for path, residual in zip(paths, ("post_ln", "deep_norm", None), strict=True):
+        config = argparse.Namespace(encoder_normalize_before=False, **({"residual": residual} if residual else {}))
+        torch.save({"model": {"weight": torch.ones(2)}, "cfg": {"model": config}}, path)
+    averaging.average([paths[0], paths[2]], tmp_path / "average.pt")
+    with pytest.raises(
+        ValueError, match=r"one.pt and .*two.pt are models of different structures: --residual post_ln and"
+    ):
+        averaging.average(paths[:2], tmp_path / "average.pt")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -18,10 +18,13 @@ import pytest
 from fairseq_resid import records
 from fairseq_resid.connections import registry
 from fairseq_resid.connections.folding import as_post_norm
+from fairseq_resid.data.text.folder import Corpus
+from fairseq_resid.data.text.segmentation import Segmenter
 from fairseq_resid.evaluation import evaluate, translate
 from fairseq_resid.export import engine as engines
 from fairseq_resid.export import export
 from fairseq_resid.export.engine import Hypothesis
+from fairseq_resid.export.proof import bleu_of
 from fairseq_resid.export.translator import Translator
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import ByModel, Results, TrainingSummary
@@ -151,10 +154,20 @@ def test_evaluate_shows_bleu_of_export_and_of_its_run(
     beside = capsys.readouterr().out
     assert f"out test: BLEU {bleu.value:.2f}  {bleu.signature}  (fairseq, " in beside
     assert f"checkpoint_last.pt of run: {bleu.value:.2f})" in beside
+    shutil.copytree(corpus, tmp_path / "data")
+    (tmp_path / "run" / "checkpoint_last.pt").write_bytes(b"newer")
+    assert (
+        evaluate.main([str(tmp_path / "out"), "--subset", "test", "--data", str(tmp_path / "data"), "--beam", "1"]) == 0
+    )
+    reasons = "other data, other decoding settings, checkpoint_last.pt has changed since the export"
+    assert f"(not compared with the run: {reasons})" in capsys.readouterr().out
     assert evaluate.main([str(tmp_path / "out"), "--last", "3"]) == 2
     assert "--last 3: " in capsys.readouterr().err
     assert evaluate.main([str(tmp_path / "out"), "--subset", "other", "--data", str(corpus)]) == 2
     assert "has no binarised other set" in capsys.readouterr().err
+    (tmp_path / "out" / "spm.model").write_bytes((corpus / "spm.model").read_bytes() + b"\x1a\x00")
+    assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 2
+    assert "spm.model, whose subwords the exported model was trained with" in capsys.readouterr().err
 
 
 @needs_engine
@@ -172,6 +185,16 @@ def test_quantised_export_shows_both_bleu_scores(run: Path, corpus: Path, tmp_pa
     proof = engines.read(tmp_path / "out").proof
     assert proof["largest"] > 1e-4 and proof["bleu"]["signature"]
     assert engines.read(tmp_path / "out").quantization == "int8"
+
+
+def test_bleu_leaves_out_sentences_that_are_too_long_for_the_model(corpus: Path) -> None:
+    data = Corpus.read(corpus)
+    lines = [1, 3]  # line 2 was skipped
+    pieces = Segmenter("sentencepiece", corpus / "spm.model").encode(
+        [data.references("valid")[line - 1] for line in lines]
+    )
+    found = bleu_of(data, lines, pieces, pieces[::-1])
+    assert found.fairseq == 100 > found.engine
 
 
 @needs_engine

@@ -35,7 +35,7 @@ def test_resuming_as_another_structure_is_an_error(before: str, now: str, train:
     last = tmp_path / "checkpoint_last.pt"
     content = last.read_bytes()
     refused = train(tmp_path, *common, *now.split(), "--max-update", 6, check=False)
-    expected = f"error: {last}: trained with {before}; cannot be resumed with {now}; use another --save-dir"
+    expected = f"error: {last}: trained with {before}; cannot be resumed with {now}; to start from"
     assert refused.code == 1 and expected in refused.output
     assert last.read_bytes() == content
 

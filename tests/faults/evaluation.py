@@ -26,4 +26,11 @@ FAULTS = [
         "            if shape != actual[name][0]:",
         "evaluation/test_averaging.py",
     ),
+    Fault(
+        "average: checkpoints of different structures are mixed",
+        "fairseq_resid/evaluation/averaging.py",
+        "        _check_same_structure(structures)\n",
+        "",
+        "evaluation/test_averaging.py",
+    ),
 ]
