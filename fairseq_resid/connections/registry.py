@@ -138,25 +138,38 @@ def resolve(name: str, given: dict[str, Any]) -> Options:
     return structure(name).options(**chosen)
 
 
-def function_flags(cfg: Any) -> dict[str, Any] | None:
-    """Return the flags on which the structure of a model with given weights depends, from the model's config.
+def function_differences(one: Any, other: Any) -> tuple[str, str] | None:
+    """Return the flags in which the structures of two models differ, from the models' configs.
 
-    Options that only set initial values are not among them. The config may be that of an older checkpoint, or of stock
-    `transformer`, whose structure is pre_ln or post_ln. None means that it is the config of another model, or of an
-    unknown structure.
+    None means that the structures compute the same with the same weights, or that one of the models has another
+    architecture or an unknown structure. The names and shapes of the weights do not tell: those of post_ln fit
+    deep_norm. Options that only set initial values are ignored.
+    """
+    flags = [_function_flags(cfg) for cfg in (one, other)]
+    differing = [name for name in flags[0] if name in flags[1] and flags[0][name] != flags[1][name]]
+    if not differing:
+        return None
+    first, second = (" ".join(f"{name} {each[name]}" for name in differing) for each in flags)
+    return first, second
+
+
+def _function_flags(cfg: Any) -> dict[str, Any]:
+    """Return the flags on which the structure of a model with given weights depends; none if it has no known structure.
+
+    The config may be that of an older checkpoint, or of stock `transformer`, whose structure is pre_ln or post_ln.
     """
     if not hasattr(cfg, "residual") and not hasattr(cfg, "encoder_normalize_before"):
-        return None
+        return {}
     stock = "pre_ln" if getattr(cfg, "encoder_normalize_before", False) else "post_ln"
     name = getattr(cfg, "residual", None) or stock
     if name not in names():
-        return None
+        return {}
     residual = canonical(name)
     known = options(residual)
-    values = resolve(residual, {name: getattr(cfg, name, None) for name in known}).values()
+    values = resolve(residual, {option: getattr(cfg, option, None) for option in known}).values()
     chosen = {"residual": residual, "norm": getattr(cfg, "norm", None) or "layer"}
-    chosen |= {name: value for name, value in values.items() if not known[name].is_initial}
-    return {flag(name): value for name, value in chosen.items()}
+    chosen |= {option: value for option, value in values.items() if not known[option].is_initial}
+    return {flag(option): value for option, value in chosen.items()}
 
 
 def resolve_final_norm(name: str, given: str | None) -> bool:

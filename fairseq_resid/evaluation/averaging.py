@@ -141,21 +141,18 @@ def _check_same(layouts: dict[Path, Layout]) -> None:
                 raise ValueError(f"{reference} and {path} differ in {name}: {what}")
 
 
-def structure_of(state: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the flags of a checkpoint's residual structure (connections.function_flags), or None if it has none."""
+def _model_config(state: dict[str, Any]) -> Any:
+    """Return the config of a checkpoint's model."""
     config = setting(state["cfg"], "model") if state.get("cfg") else state.get("args")
-    return connections.function_flags(argparse.Namespace(**config) if isinstance(config, dict) else config)
+    return argparse.Namespace(**config) if isinstance(config, dict) else config
 
 
-def _check_same_structure(structures: dict[Path, dict[str, Any] | None]) -> None:
-    """Raise ValueError if the same weights are other functions in two checkpoints, such as post_ln and deep_norm."""
-    (reference, expected), *others = structures.items()
-    for path, found in others:
-        if found and expected and (differing := [name for name in found if found[name] != expected.get(name)]):
-            theirs, own = (
-                " ".join(f"{name} {each[name]}" for name in differing if name in each) for each in (found, expected)
-            )
-            raise ValueError(f"{reference} and {path} are models of different structures: {own} and {theirs}")
+def _check_same_structure(configs: dict[Path, Any]) -> None:
+    """Raise ValueError if the residual structures of two models differ, even if their weights have the same shapes."""
+    (reference, expected), *others = configs.items()
+    for path, config in others:
+        if found := connections.function_differences(expected, config):
+            raise ValueError(f"{reference} and {path} are models of different structures: {found[0]} and {found[1]}")
 
 
 def _add(model: dict[str, torch.Tensor], names: Sequence[str], sums: dict[str, torch.Tensor]) -> None:
@@ -177,7 +174,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
     shapes, dtypes, tying or residual structures differ; OSError if a file cannot be read or `output` cannot be written.
     """
     layouts: dict[Path, Layout] = {}
-    structures: dict[Path, dict[str, Any] | None] = {}
+    configs: dict[Path, Any] = {}
     inputs = []
     updates: list[int] = []
     sums: dict[str, torch.Tensor] = {}
@@ -190,13 +187,13 @@ def average(paths: Sequence[Path], output: Path) -> None:
             check_finite(state["model"], path)
             _check_views(state["model"], path)
             layouts[path] = layout(state["model"])
-            structures[path] = structure_of(state)
+            configs[path] = _model_config(state)
             updates.append(num_updates(state) or 0)
             inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
             del state
             progress.advance(path.stat().st_size)
         _check_same(layouts)
-        _check_same_structure(structures)
+        _check_same_structure(configs)
         names = [
             name for name, (_, dtype, tied) in layouts[paths[0]].items() if dtype.is_floating_point and tied == name
         ]

@@ -152,23 +152,14 @@ class Structured:
             raise UserError(f"the checkpoint does not fit {self.named()}: {' '.join(str(error).split())}") from None
 
     def differences(self, cfg: Any, resumes: bool) -> tuple[str, str] | None:
-        """Return the flags in which the residual structure of a checkpoint's config differs, and this model's.
+        """Return the flags in which the structures of a checkpoint and this model differ, or None if they do not.
 
-        None means that both compute the same with the same weights. The names and shapes of the weights do not tell:
-        those of post_ln fit deep_norm.
-
+        cfg: the config of the checkpoint's model
         resumes: the state of the optimizer is loaded too, so that the parameters must also have the same order
         """
-        theirs, own = connections.function_flags(cfg), connections.function_flags(self.cfg)
-        if theirs is None or own is None:
-            return None  # another model of fairseq, whose weights do not fit
-        if resumes and not hasattr(cfg, "residual"):
+        if resumes and not hasattr(cfg, "residual") and hasattr(cfg, "encoder_normalize_before"):
             return f"--arch {getattr(cfg, 'arch', 'transformer')}", self.named()
-        differing = [name for name in theirs if name in own and theirs[name] != own[name]]
-        if not differing:
-            return None
-        first, second = (" ".join(f"{name} {flags[name]}" for name in differing) for flags in (theirs, own))
-        return first, second
+        return connections.function_differences(cfg, self.cfg)
 
     def named(self) -> str:
         """Return the flag that names the model."""

@@ -49,7 +49,7 @@ class Loaded:
         record = self.run.read_record()
         command = TrainingCommand.parse(record.command if record else [])
         settings = self.cfg.checkpoint
-        files = [settings.finetune_from_model, settings.restore_file]
+        files = [getattr(settings, name, None) for name in ("finetune_from_model", "restore_file")]
         files += [command.value(flag, "") for flag in ("--finetune-from-model", "--restore-file")]
         return next((str(file) for file in files if file and file != self.run.last.name), None)
 

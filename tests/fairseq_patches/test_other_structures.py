@@ -67,7 +67,7 @@ def test_resuming_a_stock_checkpoint_is_an_error(stock_checkpoint: Path, train: 
 
 @each
 def test_trained_model_depends_on_all_options_except_initial_values(name: str) -> None:
-    """The trainer compares these options with those of a checkpoint (Structured.differences)."""
+    """The trainer compares these options with those of a checkpoint (connections.function_differences)."""
     deep = {"encoder_layers": 4, "decoder_layers": 4}  # so that --post-share 0.5 differs from 0.25
     model = build(residual=name, **deep)
     weights = copied(model)

@@ -29,7 +29,7 @@ FAULTS = [
     Fault(
         "average: checkpoints of different structures are mixed",
         "fairseq_resid/evaluation/averaging.py",
-        "        _check_same_structure(structures)\n",
+        "        _check_same_structure(configs)\n",
         "",
         "evaluation/test_averaging.py",
     ),
