@@ -17,6 +17,7 @@ from typing import Any
 from ...cli import quiet
 from ...cli.progress import POLL, Progress
 from ...cli.workers import context, start_worker
+from ...files import read_bytes
 from ...foreign import say
 from . import clean, shards
 from .folder import PairCounts
@@ -210,7 +211,7 @@ def restrict(kind: str, model: Path, known: Set[str], output: Path) -> None:
 
     subword-nmt models, whose text must be that of a publication, are copied unchanged.
     """
-    content = model.read_bytes()
+    content = read_bytes(model)
     if kind == "sentencepiece":
         content = _without(content, Segmenter(kind, model).unused(known))
     output.write_bytes(content)
