@@ -89,7 +89,8 @@ def test_parts_are_not_joined_within_a_line(tmp_path: Path) -> None:
         for language in ("en", "fr"):
             members[f"dev/newstest{year}.{language}"] = f"{language} {year} one .\n{language} {year} two ."
     mirror.archive(host / "dev.tgz", members)
-    assert main("wmt14-en-fr", tmp_path / "data", "--raw", host) == 0
+    # The small training text contains few characters as subwords of their own.
+    assert main("wmt14-en-fr", tmp_path / "data", "--raw", host, "--allow-low-ceiling") == 0
     assert record_of(tmp_path / "data")["lines"]["valid"]["out"] == 4
     assert len(read_lines(tmp_path / "data" / "ref" / "valid.fr")) == 4
 
