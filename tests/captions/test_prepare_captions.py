@@ -14,7 +14,6 @@ import pytest
 
 from fairseq_resid.data import folders
 from fairseq_resid.data.captions import features, folder, karpathy, prepare
-from fairseq_resid.data.captions.features import feature_files
 from support import captions
 from support.captions import error_of, images, line, main, regions, write_json, write_tsv
 
@@ -225,7 +224,7 @@ def test_missing_features_are_listed_by_image(official: Official, tmp_path: Path
 def test_backups_of_feature_files_are_not_read(tmp_path: Path) -> None:
     for name in ("a.tsv", "b.tsv.0", "b.tsv.12", "a.tsv.bak", "a.tsv~", "old.tsv.gz"):
         (tmp_path / name).touch()
-    assert [file.name for file in feature_files(tmp_path)] == ["a.tsv", "b.tsv.0", "b.tsv.12"]
+    assert [file.name for file in features.feature_files(tmp_path)] == ["a.tsv", "b.tsv.0", "b.tsv.12"]
 
 
 def test_last_line_of_an_image_counts(official: Official, tmp_path: Path, data: Path) -> None:

@@ -197,7 +197,7 @@ def test_mixed_checkpoint_kinds_require_the_by_flag(folder: Path) -> None:
 # --- rejected inputs: one line, exit code 2, output unchanged
 
 
-def test_structures_that_differ_are_refused(tmp_path: Path, capsys: Any) -> None:
+def test_structures_that_differ_are_refused(tmp_path: Path) -> None:
     """The weights of post_ln and deep_norm have the same names and shapes."""
     paths = [tmp_path / f"{name}.pt" for name in ("one", "two", "three")]
     for path, residual in zip(paths, ("post_ln", "deep_norm", None), strict=True):
