@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ from fairseq_resid.export.engine import ENGINES, RECORD
 from fairseq_resid.export.translator import Translator
 from support.engines import need
 from support.model_bin import ModelBin, Variable
+from support.shells import run_within
 
 from .test_hostile_exports import change, copied, made  # noqa: F401  (fixtures)
 
@@ -474,13 +474,9 @@ def test_weights_outside_the_graph_are_read_from_its_own_file(copied: Callable[[
 @pytest.mark.parametrize("engine", ENGINES)
 def test_damaged_exports_translate_or_are_refused(engine: str, tries: int, made: Path, tmp_path: Path) -> None:  # noqa: F811
     program = ROOT / "tests" / "support" / "damaged_exports.py"
-    done = subprocess.run(
-        [sys.executable, str(program), str(made / engine), str(tries), str(tmp_path / "damaged")],
-        capture_output=True,
-        text=True,
-        timeout=60 + 2 * tries,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])},
-    )
+    command = [sys.executable, program, made / engine, tries, tmp_path / "damaged"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")])}
+    done = run_within(60 + 2 * tries, command, env=environment)
     *cases, last = done.stdout.splitlines() or [""]
     assert done.returncode == 0, f"{done.returncode} at {cases[-1:]} {last}: {done.stderr[-2000:]}"
     counts = json.loads(last)

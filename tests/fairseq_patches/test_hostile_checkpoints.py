@@ -12,7 +12,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,6 +28,7 @@ from fairseq_resid import fairseq_patches as compat
 from fairseq_resid.__main__ import main
 from fairseq_resid.fairseq_patches import loading, reader
 from support import hostile
+from support.shells import run_within
 
 ROOT = Path(__file__).resolve().parents[2]
 Command = Callable[..., Any]
@@ -56,7 +56,7 @@ def outcomes(planted: dict[str, Path], sas_checkpoint: Path, marker: Path) -> di
     """Return the results of both loaders for each malicious file and for the healthy one."""
     names = {**planted, "healthy": sas_checkpoint}
     command = [sys.executable, "-m", "support.hostile", ":".join(map(str, names.values()))]
-    done = subprocess.run(command, cwd=ROOT / "tests", capture_output=True, text=True, timeout=1000)
+    done = run_within(1000, command, cwd=ROOT / "tests")
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
     return {name: found[str(file)] for name, file in names.items()}

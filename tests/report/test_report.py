@@ -8,8 +8,6 @@ import html.parser
 import io
 import json
 import re
-import shutil
-import subprocess
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,13 +26,10 @@ from fairseq_resid.runs.run import FileState, Run
 from fairseq_resid.study import plan
 from fairseq_resid.study import plots as study_plots
 from fairseq_resid.tasks.protocol import Texts
-from support import structures, studies
+from support import browser, structures, studies
 from support.scored_runs import data_folder, evaluated
 
 pytestmark = pytest.mark.once
-
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
 def coefficient(mean: float, start: float = 0.5) -> Coefficient:
@@ -480,7 +475,7 @@ def test_glossary_has_every_structure(name: str) -> None:
     assert not re.search(r"[_^{}]", "".join(found.formulas))
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
+@browser.needed
 @pytest.mark.parametrize("width", [390, 1280])
 def test_page_renders_in_a_browser(page: Path, width: int, tmp_path: Path) -> None:
     """All figures render, only scrollable parts are wider than the window, and the console shows no error."""
@@ -494,12 +489,9 @@ def test_page_renders_in_a_browser(page: Path, width: int, tmp_path: Path) -> No
       });</script></body>"""
     copy = tmp_path / "looked.html"
     copy.write_text(page.read_text().replace("</body>", look))
-    assert CHROMIUM is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--enable-logging=stderr"]
-    flags += [f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=5000"]
-    done = subprocess.run([CHROMIUM, *flags, "--dump-dom", copy.as_uri()], capture_output=True, text=True, timeout=120)
-    match = re.search(r'data-look="([^"]*)"', done.stdout)
-    assert match is not None, done.stderr[-2000:]
+    dom, log = browser.browse(copy.as_uri(), width, tmp_path)
+    match = re.search(r'data-look="([^"]*)"', dom)
+    assert match is not None, log[-2000:]
     seen = json.loads(html.unescape(match[1]))
     assert seen["drawn"] == [True] * 7 and not seen["over"], seen
-    assert "CONSOLE" not in done.stderr
+    assert "CONSOLE" not in log

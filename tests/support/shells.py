@@ -1,10 +1,13 @@
-"""Run commands in the root folder of the project."""
+"""Run commands: in the root folder of the project, or within a number of seconds."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -12,3 +15,22 @@ ROOT = Path(__file__).resolve().parents[2]
 def shell(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {key: value for key, value in os.environ.items() if key != "LOGLEVEL"} | variables
     return subprocess.run([str(word) for word in words], cwd=ROOT, env=environment, capture_output=True, text=True)
+
+
+def run_within(
+    seconds: float, command: Sequence[object], text: str | None = None, **settings: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a command on this input; raise TimeoutExpired after so many seconds, when it and its children are killed.
+
+    With its own timeout, subprocess.run kills only the command, and then waits without end for children that hold the
+    pipes.
+    """
+    words = [str(word) for word in command]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(words, text=True, start_new_session=True, **{**pipes, **settings}) as process:
+        try:
+            output, errors = process.communicate(text, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(words, process.returncode, output, errors)

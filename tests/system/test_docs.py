@@ -18,7 +18,7 @@ from xml.etree import ElementTree
 import pytest
 
 from fairseq_resid import connections
-from support import structures
+from support import browser, structures
 from support.structures import each
 
 pytestmark = pytest.mark.once
@@ -26,11 +26,8 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "docs" / "tools"))
 drawings, formulas, gallery = map(importlib.import_module, ("drawings", "formulas", "gallery"))
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-CHROMIUM = next((found for name in BROWSERS if (found := shutil.which(name))), None)
 HAS_SPHINX = all(importlib.util.find_spec(name) for name in ("sphinx", "furo", "myst_parser", "latex2mathml"))
 needs_sphinx = pytest.mark.skipif(not HAS_SPHINX, reason="no Sphinx: it is installed on Python 3.11 and later")
-needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium: apt-get install chromium")
 
 
 class Page(HTMLParser):
@@ -123,15 +120,6 @@ def test_formulas_are_mathml(pages: dict[Path, Page], site: Path) -> None:
         assert "<merror" not in text and not re.search(r"\\(mathrm|alpha|frac|sqrt)\b", text), file
 
 
-def browse(url: str, width: int, profile: Path, wait: int = 6000) -> tuple[str, str]:
-    """Return a page after its scripts have run, and the browser's log. Host names are not resolved."""
-    assert CHROMIUM is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--window-size={width},900", "--enable-logging=stderr"]
-    flags += [f"--user-data-dir={profile}", f"--virtual-time-budget={wait}", "--host-resolver-rules=MAP * ~NOTFOUND"]
-    done = subprocess.run([CHROMIUM, *flags, "--dump-dom", url], capture_output=True, text=True, timeout=120)
-    return done.stdout, done.stderr
-
-
 LOOK = """<script>window.addEventListener("load", () => {
   document.documentElement.setAttribute("data-look", JSON.stringify({
     drawn: [...document.images].map(i => i.naturalWidth > 0),
@@ -141,7 +129,7 @@ LOOK = """<script>window.addEventListener("load", () => {
 
 
 @needs_sphinx
-@needs_browser
+@browser.needed
 @pytest.mark.parametrize("width", [390, 1280])
 def test_pages_fit_a_browser_window(width: int, site: Path, pages: dict[Path, Page], tmp_path: Path) -> None:
     """No page is wider than the window, all images render, nothing is fetched, and the console shows no error."""
@@ -149,7 +137,7 @@ def test_pages_fit_a_browser_window(width: int, site: Path, pages: dict[Path, Pa
     for name in ("index", "structures", "install", "api/connections"):
         file = copy / f"{name}.html"
         file.write_text(file.read_text(encoding="utf-8").replace("</body>", LOOK), encoding="utf-8")
-        dom, log = browse(file.as_uri(), width, tmp_path / "profile")
+        dom, log = browser.browse(file.as_uri(), width, tmp_path)
         found = re.search(r'data-look="([^"]*)"', dom)
         assert found is not None, log[-2000:]
         seen = json.loads(html.unescape(found[1]))
@@ -159,9 +147,9 @@ def test_pages_fit_a_browser_window(width: int, site: Path, pages: dict[Path, Pa
 
 
 @needs_sphinx
-@needs_browser
+@browser.needed
 def test_search_works_from_the_file_system(site: Path, tmp_path: Path) -> None:
-    dom, log = browse(f"{(site / 'search.html').as_uri()}?q=rskip_ln", 1280, tmp_path)
+    dom, log = browser.browse(f"{(site / 'search.html').as_uri()}?q=rskip_ln", 1280, tmp_path)
     results = re.search(r'<ul[^>]*class="search".*?</ul>', dom, re.DOTALL)
     assert results is not None and "structures.html" in results[0]
     assert "CONSOLE" not in log, log[-2000:]

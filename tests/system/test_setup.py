@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from support.shells import run_within
+
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,8 +67,7 @@ class Tree:
         own = {"HOME": str(self.home), "CALLS": str(self.calls_file), "BASE": str(self.python)}
         environment = {**kept, **own, "FAIRSEQ_RESID_NEED_MB": "0", **variables}
         command = [BASH, str(self.root / "scripts" / "setup.sh"), *arguments]
-        both = {"capture_output": True, "text": True, "stdin": subprocess.DEVNULL}
-        done = subprocess.run(command, env=environment, cwd=self.home, timeout=60, **both)
+        done = run_within(60, command, env=environment, cwd=self.home)
         assert done.returncode == code, done.stdout + done.stderr
         calls = [line.removeprefix("-I -m ") for line in self.calls_file.read_text().splitlines()]
         return done.stdout + done.stderr, [call for call in calls if call.startswith(("pip", "venv"))]

@@ -1,17 +1,22 @@
-"""The test run itself fails after a crash or if tests did not run, and its number of threads is fixed."""
+"""The test run itself fails after a crash, if a test hangs or if tests did not run; its number of threads is fixed."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from support.shells import run_within
+
 pytestmark = pytest.mark.once
 
 TESTS = Path(__file__).resolve().parents[1]
+HANG = "import subprocess\ndef test_hang(): subprocess.run(['sleep', '300'], capture_output=True)\n"
 
 
 def run_pytest(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -33,6 +38,24 @@ def test_a_crashed_worker_ends_the_run_and_is_reported(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout
     assert "crashed while running 'test_it.py::test_crash'" in done.stdout
     assert "FAILED test_it.py::test_crash" in done.stdout and "40 passed" not in done.stdout
+
+
+def test_ci_ends_a_run_in_which_a_test_hangs(tmp_path: Path) -> None:
+    """The flags in .ci/run, with two seconds instead of minutes: the run shows where the test was, and fails."""
+    (tmp_path / "test_it.py").write_text(HANG + "def test_other(): pass\n")
+    limit = re.search(r'^export PYTEST_ADDOPTS="(.+)"', (TESTS.parent / ".ci" / "run").read_text(), re.MULTILINE)
+    assert limit is not None
+    flags = re.sub(r"faulthandler_timeout=\d+", "faulthandler_timeout=2", limit[1]).split()
+    done = run_pytest(tmp_path, *flags, "-n", "2", "--dist", "worksteal", "--max-worker-restart=0")
+    assert done.returncode == 1 and "crashed while running 'test_it.py::test_hang'" in done.stdout, done.stdout
+    assert "Timeout (0:00:02)!" in done.stderr and "in test_hang" in done.stderr
+
+
+def test_a_command_is_killed_with_its_children() -> None:
+    start = time.monotonic()
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_within(1, ["bash", "-c", "sleep 300 & wait"])
+    assert time.monotonic() - start < 200
 
 
 @pytest.mark.parametrize("flags", [(), ("-n", "2")], ids=["one-process", "workers"])

@@ -16,6 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from fairseq_resid.__main__ import COMMANDS
+from support.shells import run_within
 
 pytestmark = pytest.mark.once
 
@@ -106,10 +107,8 @@ def shell(command: str, folder: Path, text: str | None = None, timeout: float = 
         "OMP_NUM_THREADS": "1",
         **{name: value for name, value in os.environ.items() if name.startswith("PIP_")},  # mostly the package index
     }
-    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, text=True, input=text, timeout=timeout, **both
-    )
+    words = ["bash", "-c", command]
+    done = run_within(timeout, words, text, cwd=folder, env=environment, stderr=subprocess.STDOUT)
     assert done.returncode == 0, f"{command}\n{done.stdout[-4000:]}"
     return done.stdout
 
