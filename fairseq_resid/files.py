@@ -226,6 +226,17 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f"{path.name}.partial")
 
 
+def working_folder(out: Path) -> Path:
+    """Return the folder in which the output folder `out` is made.
+
+    Raises: ValueError if `out` is a file or a broken link, which the finished folder cannot replace.
+    """
+    if os.path.lexists(out) and not out.is_dir():
+        kind = "file" if out.exists() else "link to a missing folder"
+        raise ValueError(f"--out {out}: already exists and is a {kind}; remove it or choose another name")
+    return partial_of(out)
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name for writing a file or folder. It is renamed to `path` at the end, or removed on an error.

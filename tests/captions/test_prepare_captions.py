@@ -124,6 +124,14 @@ def test_killed_preparation_resumes_after_the_last_image(
     assert not (tmp_path / "pets.partial").exists()
 
 
+def test_output_that_is_not_a_folder_is_refused(official: Official, tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "pets"
+    out.touch()
+    found = error_of(capsys, out, *official)
+    assert found == f"--out {out}: already exists and is a file; remove it or choose another name"
+    assert not (tmp_path / "pets.partial").exists()
+
+
 def test_files_of_the_user_are_not_removed(official: Official, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "pets.partial").mkdir()
     (tmp_path / "pets.partial" / "notes.txt").touch()

@@ -165,6 +165,23 @@ def test_another_corpus_in_the_folder_is_refused(
     assert content(data).keys() == before.keys()
 
 
+@pytest.mark.parametrize("name", ["wmt14-en-de", "phrasebook"])
+def test_output_that_is_not_a_folder_is_refused(
+    name: str, hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, flags = tmp_path / "data", ("--raw", hosts["de"])
+    command = [name, "--out", str(out)] if name == "phrasebook" else None
+    for make, kind in ((out.touch, "file"), (lambda: out.symlink_to("elsewhere/data"), "link to a missing folder")):
+        make()
+        assert (prepare.main(command) if command else main(name, out, *flags)) == 2
+        error = capsys.readouterr().err
+        assert error.endswith(
+            f": error: --out {out}: already exists and is a {kind}; remove it or choose another name\n"
+        )
+        assert [path.name for path in tmp_path.iterdir()] == ["data"]
+        out.unlink()
+
+
 def test_unfinished_work_on_another_text_is_kept(
     hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

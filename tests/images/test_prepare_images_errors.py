@@ -53,6 +53,13 @@ def test_release_with_wrong_members_is_refused(
     assert found.startswith(str(archive)) and said in found
 
 
+def test_output_that_is_not_a_folder_is_refused(tmp_path: Path, capsys: Capture) -> None:
+    out = tmp_path / "data"
+    out.symlink_to("elsewhere/data")
+    found = error_of(capsys, "cifar10", out, "--raw", release(tmp_path / "raw"), "--allow-other-data")
+    assert found == f"--out {out}: already exists and is a link to a missing folder; remove it or choose another name"
+
+
 def web_page(archive: Path) -> None:
     archive.write_text("<!DOCTYPE html><html>Log in</html>")
 

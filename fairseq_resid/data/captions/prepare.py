@@ -19,7 +19,7 @@ import numpy as np
 from ... import records
 from ...cli.frame import command
 from ...cli.progress import Progress
-from ...files import locked, open_to_append, partial_of, read_bytes, sha256, write_text
+from ...files import locked, open_to_append, read_bytes, sha256, working_folder, write_text
 from ...foreign import say
 from ..recorded import SPLITS
 from . import folder as caption_folder
@@ -96,7 +96,7 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
 
     Raises: ValueError for bad input, or if OUT contains other captions; OSError.
     """
-    out, work = options.out, partial_of(options.out)
+    out, work = options.out, working_folder(options.out)
     with locked(work / ".lock", f"{work}: another process is using this folder", wait=True):
         if strangers := [path.name for path in work.iterdir() if path.name not in WORK]:
             raise ValueError(

@@ -25,7 +25,7 @@ from ... import records
 from ...cli.frame import command
 from ...cli.machine import cores, versions
 from ...cli.progress import Progress
-from ...files import locked, partial_of, sha256
+from ...files import locked, sha256, working_folder
 from ...foreign import say
 from ..recorded import SPLITS
 from . import folder as image_folder
@@ -108,7 +108,7 @@ def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
 
     Raises: ValueError for bad input, or if OUT contains different images; ChildProcessError; OSError.
     """
-    out, work = options.out, partial_of(options.out)
+    out, work = options.out, working_folder(options.out)
     settings = {"name": manifest.name, "valid": options.valid or manifest.valid}
     source = sources.on_disk(manifest, options.source) if options.source.raw else None
     if not out.exists():

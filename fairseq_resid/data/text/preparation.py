@@ -25,7 +25,7 @@ from typing import Any
 from msgspec.structs import fields, replace
 
 from ... import records
-from ...files import locked, partial_of, read_lines
+from ...files import locked, read_lines, working_folder
 from ...foreign import say
 from . import disk, sources, text_steps
 from . import folder as data_folder
@@ -74,6 +74,7 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     out = options.out
     if "," in str(out):
         raise ValueError(f"--out {out}: must not contain a comma, at which fairseq-preprocess splits paths")
+    work = working_folder(out)
     skipped = sources.absent_tests(manifest, options.source) if texts is None else {}
     for split, name in skipped.items():
         folders = ", ".join(map(str, options.source.raw))
@@ -87,7 +88,6 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
         settings |= dict.fromkeys(LIMITS)
     if texts is None and options.source.raw:
         texts = sources.find(manifest, options.source)
-    work = partial_of(out)
     if not out.exists():
         disk.check(manifest, options.source, out, options.limit, texts)
         with locked(work / ".lock", f"{work}: another process is using this folder", wait=True) as lock:

@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ....files import partial_of, read_bytes, replacing
+from ....files import read_bytes, replacing, working_folder
 from . import table
 from .table import Filler, Template, kind
 
@@ -193,9 +193,8 @@ def write(folder: Path, contents: dict[str, bytes]) -> bool:
     Returns: whether anything was written.
     Raises: ValueError if the folder, or its .partial, contains anything else.
     """
-    if folder.exists() or folder.is_symlink():
-        if not folder.is_dir():
-            raise ValueError(f"{folder}: exists and is not a folder")
+    left = working_folder(folder)
+    if folder.is_dir():
         names = sorted(path.name for path in folder.iterdir())
         if names == sorted(contents) and all(
             (folder / name).is_file() and read_bytes(folder / name) == content for name, content in contents.items()
@@ -203,7 +202,6 @@ def write(folder: Path, contents: dict[str, bytes]) -> bool:
             return False
         if names:
             raise ValueError(f"{folder}: exists and contains other files; remove it or choose another folder")
-    left = partial_of(folder)
     if left.exists() or left.is_symlink():
         # An interrupted run may have left some of our files. Anything else belongs to the user.
         if left.is_symlink() or not left.is_dir() or {path.name for path in left.iterdir()} - set(contents):
