@@ -23,9 +23,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that this script can import the faults package
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # so that this script can import these packages
 
 from faults.fault import Fault
+from support.shells import run_within
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 120  # seconds to find a fault
@@ -65,17 +66,14 @@ def run(tree: Path, tests: str) -> tuple[int | None, float, str]:
     environment = {**os.environ, "FAIRSEQ_RESID_VENV": str(Path(sys.executable).parent.parent), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
     start = time.monotonic()
-    process = subprocess.Popen(
-        words, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    limit = LIMIT if "planted" in tree.name else None
     try:
-        output, _ = process.communicate(timeout=LIMIT if "planted" in tree.name else None)
+        done = run_within(limit, words, cwd=tree, env=environment, stderr=subprocess.STDOUT)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
         return None, time.monotonic() - start, "timeout"
-    lines = [line for line in output.splitlines() if line.startswith("FAILED")] or output.strip().splitlines()[-1:]
-    return process.returncode, time.monotonic() - start, lines[0] if lines else ""
+    output = done.stdout.splitlines()
+    lines = [line for line in output if line.startswith("FAILED")] or done.stdout.strip().splitlines()[-1:]
+    return done.returncode, time.monotonic() - start, lines[0] if lines else ""
 
 
 def seek(fault: Fault) -> tuple[Fault, bool, float, str]:

@@ -18,19 +18,18 @@ def shell(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def run_within(
-    seconds: float, command: Sequence[object], text: str | None = None, **settings: Any
+    seconds: float | None, command: Sequence[object], text: str | None = None, **settings: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command on this input; raise TimeoutExpired after so many seconds, when it and its children are killed.
+    """Run a command with this input. After so many seconds, kill it and its children, and raise TimeoutExpired.
 
-    With its own timeout, subprocess.run kills only the command, and then waits without end for children that hold the
-    pipes.
+    After a timeout, subprocess.run kills only the command itself, and waits for its children as long as they run.
     """
     words = [str(word) for word in command]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(words, text=True, start_new_session=True, **{**pipes, **settings}) as process:
         try:
             output, errors = process.communicate(text, timeout=seconds)
-        except subprocess.TimeoutExpired:
+        except BaseException:  # also after Ctrl-C, which the new session does not receive
             os.killpg(process.pid, signal.SIGKILL)
             raise
     return subprocess.CompletedProcess(words, process.returncode, output, errors)
