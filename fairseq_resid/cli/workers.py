@@ -53,8 +53,12 @@ def ordered(function: Callable[[Item], Result], items: Iterable[Item], workers: 
 
 
 def start_worker() -> None:
-    """Prepare a worker process: ignore Ctrl-C, which the parent handles, and exit when the parent exits."""
+    """Prepare a worker process: ignore Ctrl-C, which the parent handles, and exit on SIGTERM or when the parent exits.
+
+    A handler that the worker inherits could catch SIGTERM in the middle of a task; then the worker would never end.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -255,8 +255,11 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
                 state.failed.clear()
             executor, slots = make_executor(options, place)
             until = time.monotonic() + 3600 * options.hours if options.hours else math.inf
-            signal.signal(signal.SIGTERM, interrupt)
-            run_missing(state, executor, slots, options.weights, until)
+            before = signal.signal(signal.SIGTERM, interrupt)
+            try:
+                run_missing(state, executor, slots, options.weights, until)
+            finally:
+                signal.signal(signal.SIGTERM, before)
     if options.plan:
         show_plan(state)
         say(f"{place.name}: {state.left(1)}")

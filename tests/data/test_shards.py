@@ -6,12 +6,14 @@ import os
 import random
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from multiprocessing import active_children
 from pathlib import Path
 from typing import IO
@@ -322,6 +324,31 @@ def test_error_in_one_shard_ends_all_workers(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ValueError, match="line 5"):
         shards.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), fail_slowly, 3)
     assert not active_children()
+
+
+def test_error_ends_workers_that_inherit_a_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler that raises an exception can be caught inside a task; the worker must end nevertheless."""
+    monkeypatch.setattr(shards, "SHARD_LINES", 2)
+    files = write(tmp_path, b"a\n" * 40, b"b\n" * 40)
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        start = time.monotonic()
+        with pytest.raises(ValueError, match="line 5"):
+            shards.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), fail_or_stay, 3)
+        assert time.monotonic() - start < 50 and not active_children()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def fail_or_stay(shard: shards.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    if shard.first == 5:
+        time.sleep(0.3)
+        raise ValueError("line 5")
+    end = time.monotonic() + 60
+    while shard.first > 5 and time.monotonic() < end:
+        with suppress(SystemExit):
+            time.sleep(1)
+    return copy(shard, counts)
 
 
 def fail_slowly(shard: shards.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
