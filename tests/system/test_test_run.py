@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from support.process_groups import processes_of
 from support.shells import run_within
 
 pytestmark = pytest.mark.once
 
 TESTS = Path(__file__).resolve().parents[1]
-HANG = "import subprocess\ndef test_hang(): subprocess.run(['sleep', '300'], capture_output=True)\n"
 
 
 def run_pytest(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
@@ -42,7 +42,11 @@ def test_a_crashed_worker_ends_the_run_and_is_reported(tmp_path: Path) -> None:
 
 def test_ci_ends_a_run_in_which_a_test_hangs(tmp_path: Path) -> None:
     """The flags in .ci/run, with two seconds instead of minutes: the run shows where the test was, and fails."""
-    (tmp_path / "test_it.py").write_text(HANG + "def test_other(): pass\n")
+    (tmp_path / "test_it.py").write_text(
+        "import subprocess\n"
+        "def test_hang(): subprocess.run(['sleep', '300'], capture_output=True)\n"
+        "def test_other(): pass\n"
+    )
     limit = re.search(r'^export PYTEST_ADDOPTS="(.+)"', (TESTS.parent / ".ci" / "run").read_text(), re.MULTILINE)
     assert limit is not None
     flags = re.sub(r"faulthandler_timeout=\d+", "faulthandler_timeout=2", limit[1]).split()
@@ -51,11 +55,14 @@ def test_ci_ends_a_run_in_which_a_test_hangs(tmp_path: Path) -> None:
     assert "Timeout (0:00:02)!" in done.stderr and "in test_hang" in done.stderr
 
 
-def test_a_command_is_killed_with_its_children() -> None:
+def test_a_command_is_killed_with_its_children(tmp_path: Path) -> None:
     start = time.monotonic()
     with pytest.raises(subprocess.TimeoutExpired):
-        run_within(1, ["bash", "-c", "sleep 300 & wait"])
-    assert time.monotonic() - start < 200
+        run_within(3, ["bash", "-c", "echo $$ > group; sleep 300 & wait"], cwd=tmp_path)
+    group = int((tmp_path / "group").read_text())
+    while processes_of(group) and time.monotonic() - start < 200:
+        time.sleep(0.05)
+    assert not processes_of(group) and time.monotonic() - start < 200
 
 
 @pytest.mark.parametrize("flags", [(), ("-n", "2")], ids=["one-process", "workers"])
