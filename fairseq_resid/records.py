@@ -150,17 +150,6 @@ def write(path: Path, value: Any) -> None:
         raise ValueError(f"{path}: cannot contain {printable(before + after)}: not UTF-8; rename that file") from None
 
 
-def as_type(value: Any, kind: type[T]) -> T:
-    """Convert a JSON value to the type `kind`.
-
-    Raises: ValueError naming the missing or mistyped field.
-    """
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(_reason(error)) from None
-
-
 def _reason(error: Exception) -> str:
     """Return a parser's message on one line, with field paths shown without msgspec's `$`."""
     return " ".join(str(error).split()).replace("`$.", "`").replace(" - at `$`", "")

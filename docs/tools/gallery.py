@@ -1,9 +1,9 @@
-"""Write the gallery of structures: docs/structures.md, a drawing of each, and the table of engines in docs/export.md.
+"""Write the gallery of structures, all drawings, and the tables in README.md and docs/export.md.
 
     python docs/tools/gallery.py
 
-Apart from its introduction, the page is generated from the registry, the docstrings of the classes, and
-benchmarks/results/.
+Apart from the introduction of the gallery, everything is generated from the registry, the docstrings of the classes,
+and benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
 import drawings  # noqa: E402
 import formulas  # noqa: E402
-
+import residual_join  # noqa: E402
+import structure_table  # noqa: E402
 from fairseq_resid import connections  # noqa: E402
-from fairseq_resid.connections import table  # noqa: E402
 from fairseq_resid.connections.options import Option  # noqa: E402
 
 PAGE = ROOT / "docs" / "structures.md"
+JOIN = ROOT / "docs" / "drawings" / "residual_join.svg"
 DRAWINGS = ROOT / "docs" / "drawings" / "structures"
 RESULTS = ROOT / "benchmarks" / "results"
 FIELD = re.compile(r"^ *(Scales|Source|Start|State):\s+(.*?)(?=\n *[A-Z]\w*:\s{2}|\n\n|\Z)", re.MULTILINE | re.DOTALL)
@@ -66,9 +67,8 @@ measurements.
 
 # Any site of a model with 6 + 6 layers: whether a structure folds does not depend on the site.
 PLACE = connections.Place(8, "encoder", "self_attn", 0, False, 0, 12, {"encoder": 6, "decoder": 6})
+README = ROOT / "README.md"
 EXPORT_PAGE = ROOT / "docs" / "export.md"
-ENGINES_BEGIN = "<!-- engines: made by python docs/tools/gallery.py -->\n"
-ENGINES_END = "<!-- end of engines -->"
 
 
 def engines(name: str) -> tuple[str, str, str]:
@@ -97,11 +97,29 @@ def engine_table(names: list[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def split(page: str, topic: str) -> tuple[str, str, str]:
+    """Return the text of a page before the table on a topic, the table, and the text after it.
+
+    Raises: ValueError unless the page contains each marker of the table once.
+    """
+    begin, end = f"<!-- {topic}: made by python docs/tools/gallery.py -->\n\n", f"\n<!-- end of {topic} -->"
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise ValueError(f"the page must contain exactly one line {begin.strip()} and one line {end.strip()}")
+    before, rest = page.split(begin)
+    inside, after = rest.split(end)
+    return before + begin, inside, end + after
+
+
 def export_page(names: list[str]) -> str:
-    """Return docs/export.md with an updated table."""
-    page = EXPORT_PAGE.read_text(encoding="utf-8")
-    before, _, rest = page.partition(ENGINES_BEGIN)
-    return before + ENGINES_BEGIN + "\n" + engine_table(names) + "\n" + ENGINES_END + rest.partition(ENGINES_END)[2]
+    """Return docs/export.md with an updated table of engines."""
+    before, _, after = split(EXPORT_PAGE.read_text(encoding="utf-8"), "engines")
+    return before + engine_table(names) + after
+
+
+def readme(names: list[str]) -> str:
+    """Return README.md with an updated table of structures and their updated number in the text above it."""
+    before, _, after = split(README.read_text(encoding="utf-8"), "structures")
+    return re.sub(r"\d+(?= residual structures)", str(len(names)), before) + structure_table.table(names) + after
 
 
 def speed(benchmark: str, name: str) -> str:
@@ -154,7 +172,7 @@ def section(name: str) -> str:
     if rows:
         lines += ["| Option | Default | Allowed | Meaning |", "|---|---|---|---|", *map(option, rows), ""]
     lines += ["| Parameters | Training speed | Decoding speed | Trains at 18 + 18 layers |", "|---|---|---|---|"]
-    values = [table.polynomial(name), speed("training", name), speed("decoding", name)]
+    values = [structure_table.polynomial(name), speed("training", name), speed("decoding", name)]
     lines += [f"| {' | '.join([*values, starts_deep(name)])} |", ""]
     lines += [f"- Scales: {marked(fields['Scales'])}"] if "Scales" in fields else []
     lines += [f"- Source: {marked(fields.get('Source', made.source))}"]
@@ -167,7 +185,7 @@ def section(name: str) -> str:
 def page(names: list[str]) -> str:
     """Return the gallery of these structures, by family."""
     families = dict.fromkeys(connections.structure(name).family for name in names)
-    known = table.FAMILIES
+    known = structure_table.FAMILIES
     parts = [INTRODUCTION]
     for family in sorted(families, key=lambda each: known.index(each) if each in known else len(known)):
         parts.append(f"## {family}\n")
@@ -176,13 +194,14 @@ def page(names: list[str]) -> str:
 
 
 def files(names: list[str]) -> dict[Path, str]:
-    """Return the text of every file of the gallery."""
+    """Return the text of every generated file."""
     drawn = {DRAWINGS / f"{name}.svg": drawings.svg(name) for name in names}
-    return {PAGE: page(names), EXPORT_PAGE: export_page(names), **drawn}
+    pages = {README: readme(names), PAGE: page(names), EXPORT_PAGE: export_page(names)}
+    return {**pages, JOIN: residual_join.svg(), **drawn}
 
 
 def main() -> None:
-    """Write the files of the gallery, and delete drawings of structures that no longer exist."""
+    """Write the generated files, and delete drawings of structures that no longer exist."""
     made = files(connections.own_names())
     DRAWINGS.mkdir(parents=True, exist_ok=True)
     for file in DRAWINGS.glob("*.svg"):

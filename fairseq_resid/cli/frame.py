@@ -27,7 +27,6 @@ from . import quiet
 
 MOST_SHOWN = 20_000  # characters of an error message, which may quote a value of any length
 Work = Callable[[argparse.ArgumentParser, Sequence[str] | None], int | None]
-Main = Callable[[Sequence[str] | None], int]
 
 
 class MissingPackage(ValueError):
@@ -65,7 +64,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
                     traceback.print_exc()
                 show_error(parser.prog, error)
                 return 3 if isinstance(error, MissingPackage) else 1 if isinstance(error, ChildProcessError) else 2
-            except SystemExit as end:  # last, because compat.UserError is also a ValueError
+            except SystemExit as end:  # last, because UserError is also a ValueError
                 if isinstance(end.code, int) and end.code > 128:
                     _interrupted(parser.prog, again, end.code)
                 raise

@@ -35,7 +35,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
     corpus = Corpus.read(path)
     text_folder.check(path)
     check_same_subwords(folder, record, corpus)
-    sources = source_subwords(corpus, subset, record)
+    sources = source_subwords(corpus, subset)
     references = corpus.references(subset)
     if len(sources) != len(references):
         raise ValueError(
@@ -75,7 +75,7 @@ def search_of(record: Record, given: argparse.Namespace) -> Search:
     return replace(record.search, nbest=1, **changed)
 
 
-def source_subwords(corpus: Corpus, subset: str, record: Record) -> list[list[str]]:
+def source_subwords(corpus: Corpus, subset: str) -> list[list[str]]:
     """Return the binarised sources of a subset as subwords, without </s>.
 
     Raises: ValueError naming the data folder if it has no such set.

@@ -8,9 +8,9 @@ because fairseq would read that model's arguments from the file.
 from importlib import import_module
 from pkgutil import iter_modules
 
-from .. import fairseq_patches as compat
+from .. import fairseq_patches
 
-compat.apply()
+fairseq_patches.apply()
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 

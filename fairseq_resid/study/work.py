@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import fairseq_patches as compat
-from .. import records
+from .. import fairseq_patches, records
 from ..cli import children
 from ..data import folders
 from ..evaluation import evaluate, job
@@ -105,7 +104,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
 
 def has_diverged(run: Run) -> bool:
     """Return whether a training run failed because its loss or gradient was not finite."""
-    return any(compat.DIVERGED in line for line in last_lines(run.train_log, children.TAIL))
+    return any(fairseq_patches.DIVERGED in line for line in last_lines(run.train_log, children.TAIL))
 
 
 def analyze(run: Run) -> None:

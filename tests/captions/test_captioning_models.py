@@ -10,7 +10,8 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.models import ARCH_MODEL_INV_REGISTRY, ARCH_MODEL_REGISTRY
 from fairseq.sequence_generator import SequenceGenerator
 
-from fairseq_resid.connections import sites, table
+import structure_table
+from fairseq_resid.connections import sites
 from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.models.captioning import RegionProjection
 from support import models
@@ -99,7 +100,7 @@ def test_named_architectures_have_the_size_of_base() -> None:
             counts[arch] = models.parameters(ARCH_MODEL_REGISTRY[arch].build_model(args, TASK))
     assert counts["captioning_sas"] - counts["captioning_resid"] == 31_518_780  # as in translation
     assert counts["captioning_rskip_ln"] - counts["captioning_resid"] == 30_720
-    assert table.added_parameters("sas", 512) == 31_518_780
+    assert structure_table.added_parameters("sas", 512) == 31_518_780
 
 
 def test_first_pass_of_admin_reads_regions() -> None:

@@ -242,14 +242,14 @@ def test_console_command_lists_every_command() -> None:
 
 
 def test_command_has_one_spelling() -> None:
-    """Commands run as `python -m fairseq_resid NAME`. The only other module that can be run is a developer tool."""
+    """Commands run as `python -m fairseq_resid NAME`."""
     package = Path(console.__file__).parent
     runnable = [
         path.relative_to(package).as_posix()
         for path in package.rglob("*.py")
         if path.name == "__main__.py" or "__name__ ==" in path.read_text(encoding="utf-8")
     ]
-    assert sorted(runnable) == ["__main__.py", "connections/__main__.py"]
+    assert runnable == ["__main__.py"]
 
 
 @pytest.mark.parametrize(("module", "name"), [("runs.launch", "train"), ("data.text.custom", "prepare custom")])

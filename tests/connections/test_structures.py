@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from torch import nn
 
+import structure_table
 from fairseq_resid import connections
-from fairseq_resid.connections import table
 from support import structures
 from support.structures import each
 
@@ -46,15 +43,6 @@ def test_every_integer_option_has_a_maximum(name: str) -> None:
         assert option.type is not int or option.most is not None, f"--{option.name}: give option(..., most=N)"
 
 
-@pytest.mark.structures
-def test_readme_has_the_table_of_structures() -> None:
-    if any(not structures.has_file(name) for name in structures.registered()):
-        pytest.skip("a structure has no test file yet")  # another test fails in that case
-    inside = table.split_page((ROOT / "README.md").read_text(encoding="utf-8"))[1]
-    command = "python -m fairseq_resid.connections --write README.md"
-    assert inside == table.table(structures.ALL), f"the table of structures is out of date: run {command}"
-
-
 def test_names_keep_their_order() -> None:
     """--help, benchmarks and reports list the structures in this order."""
     expected = """
@@ -63,21 +51,6 @@ def test_names_keep_their_order() -> None:
         res_post_norm scaled_pre_ln mix_ln rskip_ln resi_dual rezero siamese wskip_ln admin exclusive_gate peri_ln
     """
     assert [name for name in connections.names() if name in expected.split()] == expected.split()
-
-
-def test_command_writes_the_table_between_the_markers(tmp_path: Path) -> None:
-    page, command = tmp_path / "page.md", [sys.executable, "-m", "fairseq_resid.connections"]
-    page.write_text(f"1 residual structures\n{table.BEGIN}\nold\n{table.END}\nafter\n", encoding="utf-8")
-    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    subprocess.run([*command, "--write", page], cwd=ROOT, check=True)
-    expected = f"{len(connections.own_names())} residual structures\n{table.BEGIN}\n{printed}{table.END}\nafter\n"
-    assert page.read_text(encoding="utf-8") == expected
-    page.write_text("no markers\n", encoding="utf-8")
-    failed = subprocess.run([*command, "--write", page], cwd=ROOT, capture_output=True, text=True)
-    assert (
-        failed.returncode == 2
-        and f"--write {page}: the page must contain exactly one line <!-- structures" in failed.stderr
-    )
 
 
 @pytest.mark.parametrize(
@@ -93,23 +66,13 @@ def test_command_writes_the_table_between_the_markers(tmp_path: Path) -> None:
     ],
 )
 def test_added_parameters_equal_the_stated_polynomial(name: str, polynomial: str) -> None:
-    assert table.polynomial(name) == polynomial
-
-
-def test_every_option_is_described_with_flag_default_and_choices() -> None:
-    for name in connections.own_names():
-        for option in connections.options(name).values():
-            flag, values = re.fullmatch(r"`--([\w-]+)` \((.+)\)", table.described(option)).groups()
-            assert flag.replace("-", "_") == option.name
-            assert set(option.choices) <= set(values.split(", ")), name
-            default = values.split(", ")[0].replace("−", "-")
-            assert default == option.default or float(default) == option.default, name
+    assert structure_table.polynomial(name) == polynomial
 
 
 @each
 def test_row_has_name_formula_and_paper(name: str) -> None:
     made = connections.structure(name)
-    first, formula, paper = table.row(name).strip("| ").split(" | ")
+    first, formula, paper = structure_table.row(name).strip("| ").split(" | ")
     assert first.split(", ")[0] == f"`{name}`" and (formula, paper) == (made.formula, made.source)
 
 
@@ -125,6 +88,6 @@ def test_pages_state_the_size_of_sas(page: str) -> None:
         stock = nn.Transformer(dim, heads, dim_feedforward=4 * dim, device="meta")
         final_norms = 2 * 2 * dim  # Vaswani 2017 has no final norms
         count = sum(parameter.numel() for parameter in stock.parameters()) - final_norms + 37_000 * dim
-        added = table.added_parameters("sas", dim)
+        added = structure_table.added_parameters("sas", dim)
         assert f"{added / 1e6:.3g}M" in text and text.format(added / count) in said, size
     assert "37,000 shared embeddings" in said

@@ -49,7 +49,6 @@ ALLOWED = {
     "cli/frame.py:open_streams": "the null device",
     "cli/frame.py:reader_has_gone": "the null device",
     "cli/machine.py:processor": "/proc/cpuinfo",
-    "connections/table.py:write": "a page of this repository, for its developers",
     "data/captions/features.py:NpzFeatures.find": STREAM,
     "data/captions/features.py:_array": STREAM,
     "data/captions/folder.py:mapped": "numbers of any size, mapped; opened by files.open_any_size",

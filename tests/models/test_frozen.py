@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.connections import table
+import structure_table
 from support import frozen, models, structures
 from support.structures import each_variant
 
@@ -47,7 +47,7 @@ def test_names_in_checkpoints_are_frozen(
 @structures.each
 def test_added_parameters_match_a_built_model(name: str) -> None:
     made, stock = (models.parameters(models.build(residual=each)) for each in (name, "post_ln"))
-    assert table.added_parameters(name, 64, layers=2) == made - stock
+    assert structure_table.added_parameters(name, 64, layers=2) == made - stock
 
 
 def test_freezing_adds_and_never_changes(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

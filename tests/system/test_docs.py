@@ -17,6 +17,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+import drawings
+import formulas
+import gallery
 from fairseq_resid import connections
 from support import browser, structures
 from support.structures import each
@@ -24,8 +27,6 @@ from support.structures import each
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "docs" / "tools"))
-drawings, formulas, gallery = map(importlib.import_module, ("drawings", "formulas", "gallery"))
 HAS_SPHINX = all(importlib.util.find_spec(name) for name in ("sphinx", "furo", "myst_parser", "latex2mathml"))
 needs_sphinx = pytest.mark.skipif(not HAS_SPHINX, reason="no Sphinx: it is installed on Python 3.11 and later")
 
@@ -239,6 +240,14 @@ def test_gallery_is_up_to_date() -> None:
     stale = [file for file, text in made.items() if not file.is_file() or file.read_text(encoding="utf-8") != text]
     stale += [file for file in gallery.DRAWINGS.glob("*") if file not in made]
     assert not stale, "the gallery is out of date: run python docs/tools/gallery.py"
+
+
+def test_page_without_its_markers_is_refused() -> None:
+    page = "<!-- engines: made by python docs/tools/gallery.py -->\n\nold\n\n<!-- end of engines -->\nafter\n"
+    assert gallery.split("before\n" + page, "engines")[1] == "old\n"
+    for bad in ("no markers\n", page + page):
+        with pytest.raises(ValueError, match="exactly one line <!-- engines: made by"):
+            gallery.split(bad, "engines")
 
 
 def test_gallery_shows_every_option_and_measurement() -> None:

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+import gallery
+import residual_join
 from fairseq_resid import connections
-from fairseq_resid.connections import table
 
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-DRAWING = ROOT / "docs" / "drawings" / "residual_join.py"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-@pytest.fixture(scope="module")
-def drawing() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("residual_join", DRAWING)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_readme_is_short() -> None:
-    before, _, after = table.split_page(README)
+    before, _, after = gallery.split(README, "structures")
     assert len((before + after).split()) < 950, "options, caveats and numbers belong in docs/"
 
 
@@ -47,29 +36,24 @@ def test_first_command_is_on_the_first_screen() -> None:
 
 
 def test_readme_counts_the_structures() -> None:
-    command = "python -m fairseq_resid.connections --write README.md"
+    command = "python docs/tools/gallery.py"
     assert f"{len(connections.own_names())} residual structures" in README, f"the number is out of date: run {command}"
 
 
-def test_drawing_is_up_to_date(drawing: ModuleType) -> None:
-    command = f"python {DRAWING.relative_to(ROOT)}"
-    assert drawing.FILE.read_text(encoding="utf-8") == drawing.drawing(), f"the drawing is out of date: run {command}"
-
-
-def test_drawing_has_both_formulas_and_colours_for_dark_mode(drawing: ModuleType) -> None:
-    picture = ElementTree.fromstring(drawing.drawing())
+def test_drawing_has_both_formulas_and_colours_for_dark_mode() -> None:
+    picture = ElementTree.fromstring(residual_join.svg())
     texts = ["".join(node.itertext()) for node in picture.iter(f"{SVG}text")]
-    assert set(drawing.FORMULAS) < set(texts) and set(drawing.FORMULAS.values()) < set(texts)
-    assert drawing.FORMULAS["transformer_sas"].removeprefix("y = ") in connections.structure("sas").formula
+    assert set(residual_join.FORMULAS) < set(texts) and set(residual_join.FORMULAS.values()) < set(texts)
+    assert residual_join.FORMULAS["transformer_sas"].removeprefix("y = ") in connections.structure("sas").formula
     style = picture.findtext(f"{SVG}style") or ""
     light, dark = style.split("@media (prefers-color-scheme: dark)")
-    for first, second in drawing.COLOURS.values():
+    for first, second in residual_join.COLOURS.values():
         assert first in light and second in dark
 
 
-def test_drawing_is_legible_at_400_pixels(drawing: ModuleType) -> None:
-    sizes = [int(size) for size in re.findall(r"font:[a-z ]*(\d+)px", drawing.style())]
-    assert sizes and min(sizes) * 400 / drawing.WIDTH >= 10
+def test_drawing_is_legible_at_400_pixels() -> None:
+    sizes = [int(size) for size in re.findall(r"font:[a-z ]*(\d+)px", residual_join.style())]
+    assert sizes and min(sizes) * 400 / residual_join.WIDTH >= 10
 
 
 def test_links_of_project_files_lead_to_files() -> None:

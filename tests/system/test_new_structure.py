@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_resid.connections import table
+import gallery
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "adding-a-structure.md").read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ MATRIX = """
     test_names_in_checkpoints_are_frozen test_coefficients_of_every_structure_are_measured
     test_glossary_has_every_structure
     test_drawing_agrees_with_the_class test_gallery_is_up_to_date
-    test_readme_has_the_table_of_structures test_added_parameters_match_a_built_model
+    test_added_parameters_match_a_built_model
 """
 
 
@@ -67,20 +67,18 @@ def outcomes(report: Path) -> dict[str, list[str]]:
 
 
 def test_structure_consists_of_two_files(tree: Path) -> None:
-    freeze, write, draw, check, train = COMMANDS
+    freeze, generate, check, train = COMMANDS
     assert train.startswith("fairseq-train ")  # test_readme.py runs it
     before = {path: path.read_bytes() for path in tree.rglob("*") if path.is_file()}
     (tree / TEST_FILE).write_text(FILES[1][1], encoding="utf-8")
     code, output = shell(freeze, tree)
     assert code == 0 and "added: scaled_branch\n" in output, output
-    code, output = shell(write, tree)
+    code, output = shell(generate, tree)
     assert code == 0, output
-    rows = table.split_page((tree / "README.md").read_text(encoding="utf-8"))[1].splitlines()
+    rows = gallery.split((tree / "README.md").read_text(encoding="utf-8"), "structures")[1].splitlines()
     assert sum(row.startswith("| `scaled_branch` | LN(x + wF), w learned | Your name 2026 |") for row in rows) == 1
-    code, output = shell(draw, tree)
-    assert code == 0, output
-    gallery = (tree / "docs" / "structures.md").read_text(encoding="utf-8")
-    assert "### scaled_branch\n" in gallery and r"$y = \mathrm{LN}(x + wF)$, $w$ learned" in gallery
+    page = (tree / "docs" / "structures.md").read_text(encoding="utf-8")
+    assert "### scaled_branch\n" in page and r"$y = \mathrm{LN}(x + wF)$, $w$ learned" in gallery
     assert (tree / "docs" / "drawings" / "structures" / "scaled_branch.svg").is_file()
     changed = {str(path.relative_to(tree)) for path, content in before.items() if path.read_bytes() != content}
     stored = {"tests/stored/state_dict_names.json", "tests/stored/parameter_counts.json"}

@@ -1,23 +1,16 @@
-"""The README's table of structures, generated from the registry."""
+"""The table of structures in the README, and the parameters that each structure adds."""
 
 from __future__ import annotations
 
-import re
 from fractions import Fraction
-from pathlib import Path
 
 from torch import nn
 
-from . import registry
-from .options import Option
-from .place import Place
+from fairseq_resid.connections import Place, registry
 
 FAMILIES = ("Plain", "Scaling", "Gates", "Norms", "Several streams", "Depth")  # in this order; others follow
 LAYERS = 6  # layers of each stack of the model whose parameters are counted
 KINDS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "encoder_attn", "ffn")}
-BEGIN = "<!-- structures: made by python -m fairseq_resid.connections --write README.md -->"
-END = "<!-- end of structures -->"
-HEAD = ["name", "formula", "paper"]
 
 
 def added_parameters(name: str, dim: int, layers: int = LAYERS) -> int:
@@ -65,13 +58,6 @@ def polynomial(name: str) -> str:
     return "−" + text[2:] if text.startswith("−") else text.removeprefix("+ ")
 
 
-def described(option: Option) -> str:
-    """Return an option in Markdown: its flag, default and choices."""
-    flag = f"`--{option.name.replace('_', '-')}`"
-    default = option.default if isinstance(option.default, str) else f"{option.default:g}".replace("-", "−")
-    return f"{flag} ({', '.join(dict.fromkeys([default, *option.choices]))})"
-
-
 def row(name: str) -> str:
     """Return a structure's row: its names, formula and paper."""
     made = registry.structure(name)
@@ -81,31 +67,9 @@ def row(name: str) -> str:
 
 def table(names: list[str]) -> str:
     """Return the table of these structures, grouped by family and in order of registration within a family."""
-    lines = [f"| {' | '.join(HEAD)} |", "|---|---|---|"]
+    lines = ["| name | formula | paper |", "|---|---|---|"]
     families = dict.fromkeys(registry.structure(name).family for name in names)
     for family in sorted(families, key=lambda each: FAMILIES.index(each) if each in FAMILIES else len(FAMILIES)):
         lines.append(f"| **{family}** | | |")
         lines += [row(name) for name in names if registry.structure(name).family == family]
     return "\n".join(lines) + "\n"
-
-
-def split_page(page: str) -> tuple[str, str, str]:
-    """Return the text of a page before its table of structures, the table, and the text after it.
-
-    Raises: ValueError unless the page contains each marker once.
-    """
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise ValueError(f"the page must contain exactly one line {BEGIN} and one line {END}")
-    before, rest = page.split(BEGIN + "\n")
-    inside, after = rest.split(END)
-    return before + BEGIN + "\n", inside, END + after
-
-
-def write(file: Path, names: list[str]) -> None:
-    """Write the table of these structures between a page's markers, and update the number in the text above it.
-
-    Raises: ValueError unless the page contains each marker once; OSError.
-    """
-    before, _, after = split_page(file.read_text(encoding="utf-8"))
-    before = re.sub(r"\d+(?= residual structures)", str(len(names)), before)
-    file.write_text(before + table(names) + after, encoding="utf-8")

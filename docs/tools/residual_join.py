@@ -1,25 +1,18 @@
-"""Draw the residual join, residual_join.svg: python docs/drawings/residual_join.py."""
+"""Draw the residual join for the README."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import drawings
 
 WIDTH, HEIGHT = 640, 292
-FILE = Path(__file__).with_suffix(".svg")
 ALT = "The shortcut x and the branch F = dropout(f(x)) meet in the residual join, whose output is y"
 # In the order of the README's introduction: the architecture and the formula of its join.
 FORMULAS = {
     "transformer_sas": "y = αx + βF + (1−α)(1−β)·LN(x + F)",
     "transformer_rskip_ln": "y = LN(x + LN(x + F))",
 }
-# The colours in light and dark mode. The drawing has its own background, in case page and system differ in theme.
-COLOURS = {
-    "page": ("#ffffff", "#0d1117"),
-    "text": ("#1f2328", "#e6edf3"),
-    "line": ("#59636e", "#9198a1"),
-    "box": ("#f6f8fa", "#151b23"),
-    "join": ("#0969da", "#1f6feb"),
-}
+COLOURS = {**drawings.COLOURS, "join": ("#0969da", "#1f6feb")}
+del COLOURS["norm"]
 
 
 def style() -> str:
@@ -56,7 +49,7 @@ def math(x: int, y: int, text: str) -> str:
     return f'<text class="math" x="{x}" y="{y}">{text}</text>'
 
 
-def drawing() -> str:
+def svg() -> str:
     """Return the SVG."""
     top, bottom, fork, join = 50, 150, 66, 450
     parts = [f'<rect class="page" width="{WIDTH}" height="{HEIGHT}" rx="10"/>']
@@ -75,7 +68,3 @@ def drawing() -> str:
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">'
     return "\n".join([head, f"<title>{ALT}</title>", f"<style>{style()}</style>", *parts, "</svg>"]) + "\n"
-
-
-if __name__ == "__main__":
-    FILE.write_text(drawing(), encoding="utf-8")
