@@ -22,26 +22,27 @@ T = TypeVar("T")
 UNKNOWN = re.compile(r"unknown field `[^`]*`(?: - at `([^`]*)`)?$")
 MOST_JSON, MOST_YAML = 32 << 20, 1 << 18  # maximum bytes
 # Limits on a YAML file: characters of a value and of a number, levels of lists and dicts.
+YAML = (".yaml", ".yml")
 MOST_SCALAR, MOST_DIGITS, MOST_DEPTH = 10_000, 40, 32
 
 
 def read(path: Path, kind: type[T], writer: str = "") -> T:
-    """Read a .json or .yaml file into a value of the type `kind`.
+    """Read a file in JSON, or in YAML if its name ends in .yaml or .yml, into a value of the type `kind`.
 
     writer: the command that writes such files, for error messages
     Raises: FileNotFoundError naming the file and the writer; ValueError naming the file and the missing or mistyped
     field; OSError.
     """
     try:
-        content = read_bytes(path, MOST_YAML if path.suffix == ".yaml" else MOST_JSON)
+        content = read_bytes(path, MOST_YAML if path.suffix in YAML else MOST_JSON)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file" + (f": run {writer} first" if writer else "")) from None
     try:
-        if path.suffix == ".yaml":
+        if path.suffix in YAML:
             return msgspec.convert(from_yaml(content), kind)
         return msgspec.json.decode(content, type=kind)
     except Exception as error:  # RecursionError for deep nesting; YAML's constructors raise exceptions of many types
-        if path.suffix == ".yaml":  # written by hand
+        if path.suffix in YAML:  # written by hand
             raise ValueError(f"{path}: {_reason(error)}{_allowed(error, kind)}") from None
         by = f", or not written by {writer}" if writer else ""
         raise ValueError(f"{path}: damaged{by}: {_reason(error)}") from None

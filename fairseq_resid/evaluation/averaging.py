@@ -250,4 +250,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     if options.output.exists() and TRAINED.fullmatch(options.output.name):
         raise ValueError(f"--output {options.output}: a checkpoint of fairseq-train; choose a name such as averaged.pt")
     average(inputs, options.output)
+    if options.output.name == "averaged.pt":  # the note beside it described the average that `evaluate` had made
+        options.output.with_name("averaged.json").unlink(missing_ok=True)
     say(f"{options.output}: average of {', '.join(path.name for path in inputs)}")

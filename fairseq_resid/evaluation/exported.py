@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from .. import records
 from ..cli.progress import Progress
 from ..data.text import folder as text_folder
 from ..data.text.folder import Corpus
 from ..export import translator
 from ..export.engine import Record, Search, load, read
+from ..export.words import check_lengths
 from ..files import sha256
-from ..runs.run import EVALUATE, Run
+from ..runs.run import EVALUATE, AverageNote, Run
 from ..tasks.text import scoring
 
 TOGETHER = 512  # sentences between progress reports
@@ -42,6 +45,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
             f"{corpus.reference(subset)}: {len(references):,} lines: must be {len(sources):,}, one for each binarised "
             "sentence"
         )
+    check_lengths(sources, record.longest[0], "source")
     search = search_of(record, given)
     hypotheses = []
     with Progress(f"decode {subset} with {record.engine}", len(sources), "sentences") as progress:
@@ -95,10 +99,24 @@ def source_subwords(corpus: Corpus, subset: str) -> list[list[str]]:
     ]
 
 
+def is_decoded_with(decoding: Mapping[str, str | None], search: Search) -> bool:
+    """Return whether a run was decoded with these search settings; decoding: as in results.json."""
+    used = {
+        "beam": search.beam,
+        "lenpen": search.length_penalty,
+        "max-len-a": search.max_len_a,
+        "max-len-b": search.max_len_b,
+    }
+    try:
+        return all(float(decoding.get(name) or "nan") == value for name, value in used.items())
+    except ValueError:
+        return False
+
+
 def of_run(record: Record, subset: str, signature: str, data: Path, search: Search) -> str:
     """Return a phrase with the score that the exported checkpoint has in its run, or how to compute it.
 
-    data, search: of the export's score; if they are not those of the run, the scores are not comparable
+    data, search: of the export's score; if the run's score has others, the scores are not comparable
     """
     run = Run(Path(record.run))
     model = {"averaged.pt": "averaged", "checkpoint_last.pt": "last"}.get(record.checkpoint)
@@ -109,9 +127,13 @@ def of_run(record: Record, subset: str, signature: str, data: Path, search: Sear
     if model is None or results.bleu is None:
         return f"({record.checkpoint} of the run has no score)"
     file = run.file(record.checkpoint)
+    note = records.remembered(run.file("averaged.json"), AverageNote)
+    averaged = [one.file for one in note.inputs] if note else []
     reasons = {
-        "other data": data.resolve() != Path(record.data).resolve(),
-        "other decoding settings": search != replace(record.search, nbest=1),
+        "other data": data.resolve() != Path(results.data or record.data).resolve(),
+        "other decoding settings": not is_decoded_with(results.decoding, search),
+        f"{record.checkpoint} has changed since it was scored": model == "averaged"
+        and averaged != results.averaged_checkpoints,
         f"{record.checkpoint} has changed since the export": bool(record.sha256)
         and file.is_file()
         and sha256(file) != record.sha256,

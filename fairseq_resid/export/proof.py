@@ -217,6 +217,8 @@ def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = N
     with Progress(f"log p by {record.engine}"):
         found = engine.score(sources, targets)
     largest = largest_difference(found, expected)
+    if largest != largest:
+        raise NotEqual("log p is not a number")
     is_exact = record.quantization in EXACT
     count = min(TRANSLATIONS, len(pairs)) if is_exact or corpus is None else len(pairs)
     search = Search(
@@ -250,8 +252,6 @@ def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = N
         say(f"  {difference}", file=sys.stderr)
     if is_exact:
         proof.check()
-    elif largest != largest:
-        raise NotEqual("log p is not a number")
     return proof
 
 

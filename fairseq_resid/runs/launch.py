@@ -31,6 +31,7 @@ from ..data import folders
 from ..files import open_to_append, replacing, zip_damage
 from ..foreign import say
 from . import devices, plan, recipe
+from . import settings as evaluation_settings
 from .display import Display, summary
 from .run import Hardware, Run, RunRecord, Session, saved_at
 from .training_command import FLAG, MOST_SEED, PROGRAM, TrainingCommand
@@ -305,6 +306,14 @@ def reached_end(command: TrainingCommand, run: Run) -> bool:
     )
 
 
+def keep_evaluation(run: Run, evaluate: list[str]) -> None:
+    """Record the recipe's evaluation options in run.json of a finished run, if they have changed since."""
+    known = run.read_record()
+    if known is not None and known.evaluate != evaluate:
+        records.write(run.record, replace(known, evaluate=evaluate))
+        say(f"{run.path}: run.json now has the recipe's evaluation options: {shlex.join(evaluate) or 'none'}")
+
+
 def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.Rank | None = None) -> bool:
     """Train or resume; return False if the run has already finished.
 
@@ -317,6 +326,7 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
         if is_finished(command, run):
             if is_first:
                 say(f"{run.path}: already trained")
+                keep_evaluation(run, record.evaluate)
             return False
         has_begun = any(run.path.glob("checkpoint*.pt"))
         known = run.read_record() if has_begun else None
@@ -417,7 +427,12 @@ def request(
     planned = plan.plan_training(base, own, gpus, rank, effective_batch, precision)
     command = build_command(base, arch, run, own, [*planned.argv, *(rank.flags if rank else ())])
     seed = given.integer("--seed", 1, least=0, most=MOST_SEED)
-    return Request(run, planned, command, seed, gpus, rank, recipe.evaluation(name))
+    evaluation = recipe.evaluation(name)
+    try:
+        evaluation_settings.parse(evaluation)
+    except ValueError as error:
+        raise ValueError(f"recipe {name}: [evaluate]: {error}") from None
+    return Request(run, planned, command, seed, gpus, rank, evaluation)
 
 
 def changes(before: RunRecord, now: RunRecord) -> list[str]:

@@ -80,6 +80,7 @@ def pack(kept: Path) -> Path:
     """Pack a study's run folders into the archive, remove them and return its path. Equal runs give equal bytes.
 
     FILE.gz is stored uncompressed, as FILE, because similar files of several runs compress better together.
+    If results.json states the SHA-256 of an earlier archive, it is updated before the folders are removed.
     Raises: OSError or ValueError naming the file that is unreadable or not regular, or the archive that cannot be
     unpacked. In that case the folders are kept.
     """
@@ -98,6 +99,9 @@ def pack(kept: Path) -> Path:
         # Before the folders are removed, refuse names and sizes that unpacking would refuse.
         with tempfile.TemporaryDirectory(dir=kept.parent) as unpacked:
             extract.unpack(partial, Path(unpacked))
+    results = inside(kept, "results.json")
+    if (known := records.read_if_there(results, dict)) and known.get("archive"):
+        records.write(results, {**known, "archive": sha256(archive_file(kept))})
     for folder in run_folders(kept):
         shutil.rmtree(folder)
     return archive_file(kept)

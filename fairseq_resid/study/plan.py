@@ -21,7 +21,8 @@ from .. import records
 from ..data import folders
 from ..files import inside
 from ..foreign import printable
-from ..runs import launch, recipe
+from ..runs import launch, recipe, settings
+from ..runs.run import Numbering
 from ..runs.trained_on import share_splits
 from ..runs.training_command import MOST_SEED, TrainingCommand, split
 from ..tasks import kinds
@@ -331,6 +332,14 @@ def group(study: Study, text: str) -> Group:
     value = rounded(float(words[2])) if words[2:] else None
     if value is not None and not 0 < value < math.inf:
         raise ValueError(f"{words[2]}: must be above 0 and finite")
+    steps = [step for step in study.plan if step.seeds and step.setting == words[0] and words[1] in step.arms]
+    fixed = [step.fixed for step in steps if step.fixed is not None]
+    if study.tuning is not None and steps and len(fixed) == len(steps):  # tuning chooses no value of these runs
+        if value is None and len(set(fixed)) == 1:
+            value = fixed[0]
+        if value not in fixed:
+            allowed = " or ".join(f"{each:g}" for each in dict.fromkeys(fixed))
+            raise ValueError(f"the plan runs {words[1]} in {words[0]} at {allowed} only; add one of these values")
     return Group(words[0], words[1], value)
 
 
@@ -344,8 +353,11 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
     arch = given.get("--arch") or ()
     if len(arch) != 1:
         raise ValueError(f"arm {run.arm}: no architecture; add --arch to the arm or to `flags`")
-    extra = TrainingCommand(study.data).and_then(TrainingCommand.parse(own).without(["--arch"])).arguments
-    tuning = study.tuning
+    tuning, flags = study.tuning, TrainingCommand.parse(own)
+    for flag, entry in {"--seed": "plan", **({tuning.flag: "tuning"} if tuning else {})}.items():
+        if flag in flags:
+            raise ValueError(f"{flag}: set by `{entry}`; remove it from the arm, the setting and `flags`")
+    extra = TrainingCommand(study.data).and_then(flags.without(["--arch"])).arguments
     if run.is_tuning and tuning is not None:
         lengths = [flag for flag in LENGTHS if flag in given]
         if not lengths:
@@ -397,9 +409,8 @@ def check_study(study: Study, path: Path) -> None:
                 requested = launch.request(study.recipe, *arguments(study, run), Path("unused"))
                 check_kind(requested.command, study.measure)
                 if study.task.has_averages:
-                    check_average(
-                        requested.command, study.tuning.average if is_tuning and study.tuning else study.average
-                    )
+                    count = study.tuning.average if is_tuning and study.tuning else study.average
+                    check_average(requested.command, count, settings.parse(requested.evaluate).by)
                 check_tests(requested.command, study.all_tests, is_tuning)
             except ValueError as error:
                 raise ValueError(f"{path}: {arm} in {setting}: {error}") from None
@@ -422,11 +433,23 @@ def check_kind(command: TrainingCommand, measure: str) -> None:
         raise ValueError(f"measure: {measure}: the recipe's task is {name}; its measure is {' or '.join(allowed)}")
 
 
-def check_average(command: TrainingCommand, count: int) -> None:
-    """Raise ValueError if a training run keeps fewer checkpoints than the average needs."""
-    kept = command.integer("--keep-interval-updates", count)
-    if kept is not None and kept < count:
-        raise ValueError(f"average: {count}, but --keep-interval-updates {kept} keeps fewer checkpoints")
+def check_average(command: TrainingCommand, count: int, by: Numbering | None = None) -> None:
+    """Raise ValueError if a training run keeps fewer numbered checkpoints than the average needs, or two kinds of them.
+
+    by: the kind that the recipe selects
+    """
+    has_updates = bool(command.integer("--save-interval-updates", 0, least=0))
+    if has_updates and "--no-epoch-checkpoints" not in command and by is None:
+        raise ValueError(
+            "average: the run saves epoch- and update-numbered checkpoints; add --no-epoch-checkpoints, or --by epoch "
+            "or update to [evaluate] in the recipe"
+        )
+    is_by_update = by == "update" or (by is None and has_updates)
+    for flag in ("--keep-interval-updates",) if is_by_update else ("--keep-last-epochs", "--max-epoch"):
+        # For fairseq, -1 and 0 mean no limit.
+        kept = 0 if command.get(flag) == ("-1",) else command.integer(flag, 0, least=0) or 0
+        if 0 < kept < count:
+            raise ValueError(f"average: {count}, but {flag} {kept} keeps fewer checkpoints")
 
 
 def check_tests(command: TrainingCommand, tests: Sequence[str], is_tuning: bool = False) -> None:

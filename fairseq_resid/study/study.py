@@ -263,6 +263,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     if options.plan:
         show_plan(state)
         say(f"{place.name}: {state.left(1)}")
+    elif options.results and not state.notes:
+        raise ValueError(f"--results: {place.kept}: contains no finished run of {place.name}")
     elif state.notes:
         from .tables import write_results
 

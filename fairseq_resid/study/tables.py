@@ -239,7 +239,7 @@ def notes(results: StudyResults) -> list[str]:
     if task.floor is not None:
         reasons.append(f"a group did not train (mean {task.floor[0]} below {task.floor[1]:g})")
     families = "with the flags of the recipe"
-    if results.tuned:
+    if any(row.at for row in results.rows):
         families = (
             "at one choice of the tuned value (own best, baseline's best, or a fixed value). An arm whose own best "
             "value is the baseline's belongs to both families"
@@ -265,7 +265,10 @@ def notes(results: StudyResults) -> list[str]:
         )
     if results.machines:
         made = "; ".join(f"{what}: {n} {'run' if n == 1 else 'runs'}" for what, n in results.machines.items())
-        lines.append(f"Hours per run are wall-clock hours of training and evaluation. Machines: {made}.")
+        lines.append(
+            "Hours per run include training steps, evaluation and, for some runs, analysis, but neither validation nor "
+            f"saving. Machines: {made}."
+        )
     if results.without_data:
         number_of = len(results.without_data)
         which, its = ("1 run has", "its") if number_of == 1 else (f"{number_of} runs have", "their")

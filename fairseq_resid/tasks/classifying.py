@@ -252,7 +252,11 @@ class ImageClassification(Task[ImageData]):
     def score_together(
         self, jobs: Sequence[ScoringJob[ImageData]], model: str, tests: Mapping[str, Sequence[str]]
     ) -> dict[str, Scored]:
-        return scored([one for job in jobs for one in answers_of(job.run, job.subset)], 5)
+        made: dict[str, Scored] = {}
+        for measure in self.measures:
+            given = [one for job in jobs if job.subset in tests[measure] for one in answers_of(job.run, job.subset)]
+            made[measure] = scored(given, 5)[measure]
+        return made
 
     def load_examples(self, loaded: Loaded, subset: str) -> None:
         loaded.task.datasets[subset] = loaded.task.open(subset)

@@ -266,6 +266,15 @@ def test_damaged_files_are_refused(files: list[Path], tmp_path: Path, capsys: An
     assert out.read_text() == "old" and not list(tmp_path.glob("*.partial"))
 
 
+def test_average_in_a_run_folder_removes_the_note_on_an_earlier_one(
+    files: list[Path], tmp_path: Path, capsys: Any
+) -> None:
+    for name in ("averaged.json", "other.json"):
+        (tmp_path / name).write_text("{}")
+    assert run(capsys, "--inputs", *files, "--output", tmp_path / "averaged.pt")[0] == 0
+    assert not (tmp_path / "averaged.json").exists() and (tmp_path / "other.json").exists()
+
+
 def test_options_that_do_not_apply_are_refused(files: list[Path], tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out.pt"
     assert "--last" in run(capsys, "--inputs", *files, "--last", 2, "--output", out)[1]

@@ -148,12 +148,20 @@ def test_evaluate_shows_bleu_of_export_and_of_its_run(
     bleu = scoring.bleu(expected, read_lines(corpus / "ref" / "test.xx"))
     (tmp_path / "run").mkdir()
     scores = ByModel(averaged=1.0, last=bleu.value)
-    results = Results("", 1, "tiny", "test", TrainingSummary(), scores, bleu.signature)
+    decoding = {"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50"}
+    results = Results("", 1, "tiny", "test", TrainingSummary(), scores, bleu.signature, decoding=decoding)
     records.write(tmp_path / "run" / "results.json", results)
     assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
     beside = capsys.readouterr().out
     assert f"out test: BLEU {bleu.value:.2f}  {bleu.signature}  (fairseq, " in beside
     assert f"checkpoint_last.pt of run: {bleu.value:.2f})" in beside
+    greedy = dataclasses.replace(results, decoding={**decoding, "beam": "1"})
+    records.write(tmp_path / "run" / "results.json", greedy)
+    assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
+    assert "(not compared with the run: other decoding settings)" in capsys.readouterr().out
+    assert evaluate.main([str(tmp_path / "out"), "--subset", "test", "--beam", "1"]) == 0
+    assert "checkpoint_last.pt of run: " in capsys.readouterr().out
+    records.write(tmp_path / "run" / "results.json", results)
     shutil.copytree(corpus, tmp_path / "data")
     (tmp_path / "run" / "checkpoint_last.pt").write_bytes(b"newer")
     assert (

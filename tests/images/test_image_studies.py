@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -33,11 +34,21 @@ def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
         assert measure.score(np.array(measure.parts(Run(tmp_path), "test")).sum(axis=0)) == pytest.approx(expected)
 
 
+def test_each_measure_is_scored_on_its_own_test_sets(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    for subset, predicted, nll in (("test", 1, 0.5), ("valid", 0, 1.5)):
+        scoring.write_answers(answers_file(run, subset), [scoring.Answer(1, predicted, nll)] * 4)
+    jobs = [SimpleNamespace(run=run, subset=subset) for subset in ("test", "valid")]
+    tests = {"error": ("test",), "NLL": ("test", "valid")}
+    scores = kinds.of_measure("error").score_together(jobs, "last", tests)
+    assert (scores["error"].score, scores["NLL"].score) == (0.0, 1.0)
+
+
 def test_image_study_runs_end_to_end(recipe: Path, tmp_path: Path) -> None:
     file = tmp_path / "farm.yaml"
     file.write_text(
         f"title: Farm\nrecipe: {recipe}\nmeasure: error\nanalyze: 1\nflags: --arch preact_resnet20\nbaseline: plain\n"
-        "arms: {plain: --residual xskip, recursive: --residual rskip_ln}\n"
+        "arms: {plain: --residual xskip, recursive: --residual rskip_ln}\ntests: {error: [test], NLL: [test, valid]}\n"
         "plan: [{setting: recipe, arms: [plain, recursive], seeds: 2}]\n"
     )
     command = [sys.executable, "-m", "fairseq_resid", "study", str(file), "--work", str(tmp_path / "work")]

@@ -259,6 +259,20 @@ def test_time_limit_does_not_finish_a_run(fake_train: Path, capsys: Capture) -> 
     assert "already trained" in capsys.readouterr().out and len(calls(fake_train)) == 2
 
 
+def test_evaluation_options_are_checked_before_training_and_can_change_after_it(
+    fake_train: Path, capsys: Capture
+) -> None:
+    words = ["mine.txt", "--arch", "transformer", "--run", "run"]
+    Path("mine.txt").write_text("data-bin/phrasebook --max-tokens 100\n[evaluate]\n--lenpenalty 1\n")
+    assert launch.main(words) == 2 and not calls(fake_train)
+    assert "recipe mine.txt: [evaluate]: unrecognized arguments: --lenpenalty 1" in capsys.readouterr().err
+    for penalty in ("1", "2"):
+        Path("mine.txt").write_text(f"data-bin/phrasebook --max-tokens 100\n[evaluate]\n--lenpen {penalty}\n")
+        assert launch.main(words) == 0 and len(calls(fake_train)) == 1
+        assert json.loads(Path("run/run.json").read_text())["evaluate"] == ["--lenpen", penalty]
+    assert "run: run.json now has the recipe's evaluation options: --lenpen 2" in capsys.readouterr().out
+
+
 def test_equivalent_recipe_spellings_are_the_same_run(fake_train: Path, capsys: Capture) -> None:
     Path("mine.txt").write_text("data-bin/phrasebook/ --max-tokens 100\n")
     assert launch.main(["mine.txt", "--arch", "transformer", "--run", "run"]) == 0

@@ -165,6 +165,11 @@ def test_complete_study_is_packed_with_its_results(tmp_path: Path, capsys: pytes
     assert after["results.md"].replace(line, "") == before["results.md"]
     assert {name for name in after if after[name] != before[name]} == {"results.json", "results.md"}
     assert study.main([str(file), *work, "--unpack"]) == 0 and len(archive.run_folders(folder)) > 10
+    (archive.run_folders(folder)[0] / "train.log").write_text("another log\n")  # other content, other SHA-256
+    (archive.run_folders(folder)[0] / "train.log.gz").unlink(missing_ok=True)
+    assert study.main([str(file), *work, "--pack"]) == 0 and study.main([str(file), *work, "--results"]) == 0
+    again = records.read(folder / "results.json", results.StudyResults).archive
+    assert again == sha256(archive.archive_file(folder)) != digest
 
 
 def test_interrupted_unpacking_is_reported_and_continues(

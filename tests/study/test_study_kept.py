@@ -39,6 +39,10 @@ def test_empty_study_lists_missing_runs(file: Path, tmp_path: Path, capsys: Capt
     assert study.main([str(file), "--plan"]) == 0
     said = capsys.readouterr().out
     assert "flat.base.0.001.tuning: missing" in said and "12 runs missing, and 9 that depend on tuning" in said
+    assert study.main([str(file), "--results"]) == 2
+    assert f"--results: {file.with_suffix('')}: contains no finished run of {file.stem}" in capsys.readouterr().err
+    short = file.rename(file.with_suffix(".yml"))
+    assert study.main([str(short), "--plan"]) == 0 and capsys.readouterr().out == said
 
 
 def test_plan_refuses_what_the_runs_would_refuse(file: Path, tmp_path: Path, capsys: Capture) -> None:

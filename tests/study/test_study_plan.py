@@ -15,6 +15,7 @@ from msgspec import structs, to_builtins
 
 from fairseq_resid import records
 from fairseq_resid.files import sha256
+from fairseq_resid.runs.training_command import TrainingCommand
 from fairseq_resid.study import archive, plan, results, study
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import StudyFolders
@@ -280,3 +281,35 @@ def test_missing_test_set_is_reported_before_any_run(tmp_path: Path, corpus: Pat
     (tmp_path / "recipe.txt").write_text(f"{FLAGS} --keep-interval-updates 3")
     with pytest.raises(ValueError, match="average: 20, but --keep-interval-updates 3 keeps fewer checkpoints"):
         plan.check_study(plan.read_study(path), path)
+
+
+UPDATES = "--save-interval-updates 10 --no-epoch-checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("flags", "by", "kept"),
+    [
+        (f"{UPDATES} --keep-interval-updates 4", None, "--keep-interval-updates 4"),
+        ("--keep-last-epochs 4", None, "--keep-last-epochs 4"),
+        ("--max-epoch 4", None, "--max-epoch 4"),
+        ("--save-interval-updates 10 --max-epoch 4", "epoch", "--max-epoch 4"),
+        ("--save-interval-updates 10 --keep-interval-updates 4", "update", "--keep-interval-updates 4"),
+        ("--save-interval-updates 10", None, "epoch- and update-numbered"),
+    ],
+)
+def test_run_that_keeps_too_few_checkpoints_is_refused(flags: str, by: Any, kept: str) -> None:
+    with pytest.raises(ValueError, match=f"average: .*{kept}"):
+        plan.check_average(TrainingCommand.parse(flags.split()), 5, by)
+
+
+@pytest.mark.parametrize(
+    ("flags", "by"),
+    [
+        (f"{UPDATES} --keep-interval-updates 5 --max-epoch 1", None),
+        (f"{UPDATES} --keep-interval-updates -1", None),
+        ("--keep-last-epochs -1 --max-epoch 0 --keep-interval-updates 1", None),
+        ("--save-interval-updates 10 --keep-interval-updates 1 --max-epoch 5", "epoch"),
+    ],
+)
+def test_run_that_keeps_enough_checkpoints_is_accepted(flags: str, by: Any) -> None:
+    plan.check_average(TrainingCommand.parse(flags.split()), 5, by)

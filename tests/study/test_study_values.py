@@ -77,11 +77,29 @@ def step(arms: list[str], seeds: int, at: str | float) -> list[dict[str, Any]]:
         ({"tests": {"BLEU": ["test"]}}, "tests: BLEU: must be one list for each of NLL and BLEU"),
         ({"tests": {"BLEU": ["test"], "NLL": []}}, "tests: no test set"),
         ({"epochs": [5, 4]}, "epochs: 5, 4: must be two epochs"),
+        ({"contrasts": [["recipe sas 0.05", "recipe post_ln"]]}, "the plan runs sas in recipe at 0.005 only"),
     ],
 )  # fmt: skip
 def test_wrong_values_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         read(tmp_path, **changes)
+
+
+def test_group_without_a_value_is_at_the_only_planned_one(tmp_path: Path) -> None:
+    study = read(tmp_path, contrasts=[["recipe sas", "recipe post_ln 0.005"]])
+    assert [plan.group(study, text).value for text in study.contrasts[0]] == [0.005, 0.005]
+    two = read(tmp_path, plan=[*step(["post_ln", "sas"], 1, "5e-3"), *step(["post_ln", "sas"], 1, "1e-2")])
+    with pytest.raises(ValueError, match=r"at 0\.005 or 0\.01 only; add one of these values"):
+        plan.group(two, "recipe sas")
+
+
+@pytest.mark.parametrize(
+    ("arm", "flag"), [("--lr 1e-3", "--lr: set by `tuning`"), ("--seed 7", "--seed: set by `plan`")]
+)
+def test_flags_that_the_study_sets_are_refused_in_arms(tmp_path: Path, arm: str, flag: str) -> None:
+    study = read(tmp_path, arms={**STUDY["arms"], "sas": f"--residual sas {arm}"})
+    with pytest.raises(ValueError, match=flag):
+        plan.arguments(study, Planned("recipe", "sas", 0.005, 1))
 
 
 def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
