@@ -6,6 +6,7 @@ quantised model gives different results, so both translate the whole set instead
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,9 +18,11 @@ from ..foreign import say
 from .engine import Engine, Record, Search
 
 SUBSET = "valid"
-TOLERANCE = 1e-4  # largest allowed difference in log p of a token
+TOLERANCE = 1e-4  # allowed difference in log p of a token
+# Allowed for a few tokens: in a model with large activations, ONNX Runtime rounds more than PyTorch.
+MOST = 1e-3
 TRANSLATIONS = 200
-SHARE = 0.99  # of the translations must be identical
+SHARE = 0.99  # of the tokens must be within the tolerance, and of the translations must be identical
 TOGETHER = 32  # sentences per batch
 EXACT = (None, "float32")  # quantizations that leave the weights unchanged
 
@@ -59,7 +62,8 @@ class Proof:
     """The comparison of an engine with fairseq.
 
     sentences, tokens: references scored by both, including </s>; skipped: references that are too long for the model
-    largest: largest difference in log p of a token; identical: number of identical translations among `translations`
+    largest: largest difference in log p of a token; beyond: number of tokens whose difference exceeds the tolerance
+    identical: number of identical translations among `translations`
     """
 
     subset: str
@@ -71,6 +75,7 @@ class Proof:
     skipped: int = 0
     differences: list[Difference] = field(default_factory=list)
     bleu: Bleu | None = None
+    beyond: int = 0
 
     def lines(self, engine: str) -> list[str]:
         """Return the result as lines of text."""
@@ -90,8 +95,13 @@ class Proof:
 
     def check(self) -> None:
         """Raise NotEqual unless the engine computes the same as fairseq."""
-        if not self.largest <= TOLERANCE:  # also true for NaN
-            raise NotEqual(f"log p differs by {self.largest:.1e} from fairseq's: must be at most {TOLERANCE:g}")
+        if not self.largest <= MOST:  # also true for NaN
+            raise NotEqual(f"log p differs by {self.largest:.1e} from fairseq's: must be at most {MOST:g}")
+        if self.tokens - self.beyond < SHARE * self.tokens:
+            raise NotEqual(
+                f"log p of {self.beyond:,} of {self.tokens:,} subwords differs by more than {TOLERANCE:g} from "
+                f"fairseq's: of at most {100 * (1 - SHARE):.0f}% may"
+            )
         if self.identical < SHARE * self.translations:
             raise NotEqual(
                 f"{self.identical} of {self.translations} translations match fairseq's: at least "
@@ -216,9 +226,7 @@ def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = N
     expected = fairseq_scores(loaded, pairs)
     with Progress(f"log p by {record.engine}"):
         found = engine.score(sources, targets)
-    largest = largest_difference(found, expected)
-    if largest != largest:
-        raise NotEqual("log p is not a number")
+    apart = token_differences(found, expected)
     is_exact = record.quantization in EXACT
     count = min(TRANSLATIONS, len(pairs)) if is_exact or corpus is None else len(pairs)
     search = Search(
@@ -241,12 +249,13 @@ def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = N
         SUBSET,
         len(pairs),
         sum(map(len, expected)),
-        largest,
+        max(apart),
         compared,
         compared - len(differences),
         skipped,
         differences,
         bleu,
+        sum(difference > TOLERANCE for difference in apart),
     )
     for difference in differences:
         say(f"  {difference}", file=sys.stderr)
@@ -255,22 +264,19 @@ def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = N
     return proof
 
 
-def largest_difference(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> float:
-    """Return the largest difference in log p of a token, or NaN if any log p is NaN.
+def token_differences(found: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> list[float]:
+    """Return the absolute difference in log p of every token.
 
-    Raises: NotEqual if the engine scored a different number of tokens.
+    Raises: NotEqual if the engine scored a different number of tokens, or if any log p is NaN.
     """
-    largest = 0.0
+    differences: list[float] = []
     for number, (mine, theirs) in enumerate(zip(found, expected, strict=True), start=1):
         if len(mine) != len(theirs):
             raise NotEqual(f"sentence {number}: the engine scored {len(mine)} subwords, fairseq {len(theirs)}")
-        for one, other in zip(mine, theirs, strict=True):
-            difference = abs(one - other)
-            if not difference <= largest:
-                largest = difference
-                if difference != difference:
-                    return difference
-    return largest
+        differences += [abs(one - other) for one, other in zip(mine, theirs, strict=True)]
+    if any(map(math.isnan, differences)):
+        raise NotEqual("log p is not a number")
+    return differences
 
 
 def differing(

@@ -6,16 +6,17 @@ import dataclasses
 
 import pytest
 
-from fairseq_resid.export.proof import NotEqual, Proof, largest_difference
+from fairseq_resid.export.proof import NotEqual, Proof, token_differences
 
 
 def test_proof_fails_beyond_its_limits() -> None:
-    good = Proof("valid", 10, 100, 9e-5, 200, 198)
+    good = Proof("valid", 10, 100, 9e-4, 200, 198, beyond=1)
     good.check()
-    for change in ({"largest": 1.1e-4}, {"largest": float("nan")}, {"identical": 197}):
+    for change in ({"largest": 1.1e-3}, {"largest": float("nan")}, {"identical": 197}, {"beyond": 2}):
         with pytest.raises(NotEqual):
             dataclasses.replace(good, **change).check()  # type: ignore[arg-type]
-    assert largest_difference([[-1.0, -2.0]], [[-1.5, -2.0]]) == 0.5
-    assert largest_difference([[-1.0, float("nan")]], [[-1.5, -2.0]]) != 0.5
+    assert token_differences([[-1.0, -2.0]], [[-1.5, -2.0]]) == [0.5, 0]
+    with pytest.raises(NotEqual, match="log p is not a number"):
+        token_differences([[-1.0, float("nan")]], [[-1.5, -2.0]])
     with pytest.raises(NotEqual, match="sentence 2: the engine scored 1 subwords, fairseq 2"):
-        largest_difference([[0.0], [0.0]], [[0.0], [0.0, 0.0]])
+        token_differences([[0.0], [0.0]], [[0.0], [0.0, 0.0]])

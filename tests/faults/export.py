@@ -57,8 +57,8 @@ FAULTS = [
     Fault(
         "export: the proof accepts any difference of log p",
         "fairseq_resid/export/proof.py",
-        "if not self.largest <= TOLERANCE:",
-        "if self.largest == TOLERANCE:",
+        "if not self.largest <= MOST:",
+        "if self.largest == MOST:",
         "export/test_proof.py",
     ),
     Fault(
