@@ -78,7 +78,7 @@ def test_structure_consists_of_two_files(tree: Path) -> None:
     rows = gallery.split((tree / "README.md").read_text(encoding="utf-8"), "structures")[1].splitlines()
     assert sum(row.startswith("| `scaled_branch` | LN(x + wF), w learned | Your name 2026 |") for row in rows) == 1
     page = (tree / "docs" / "structures.md").read_text(encoding="utf-8")
-    assert "### scaled_branch\n" in page and r"$y = \mathrm{LN}(x + wF)$, $w$ learned" in gallery
+    assert "### scaled_branch\n" in page and r"$y = \mathrm{LN}(x + wF)$, $w$ learned" in page
     assert (tree / "docs" / "drawings" / "structures" / "scaled_branch.svg").is_file()
     changed = {str(path.relative_to(tree)) for path, content in before.items() if path.read_bytes() != content}
     stored = {"tests/stored/state_dict_names.json", "tests/stored/parameter_counts.json"}
