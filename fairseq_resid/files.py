@@ -265,10 +265,20 @@ def pack(source: Path, folder: Path) -> None:
     _packed_of(folder / source.name).write_bytes(gzip.compress(read_bytes(source), 9, mtime=0))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file atomically. Raises: FileNotFoundError if its folder does not exist; see `replacing`."""
+def check_output(path: Path) -> None:
+    """Check, before long work, that an output file can be created.
+
+    Raises: FileNotFoundError if its folder does not exist; IsADirectoryError if it is a folder.
+    """
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path}: cannot be written: its folder does not exist")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path}: cannot be written: is a folder")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a UTF-8 text file atomically. Raises: see `check_output` and `replacing`."""
+    check_output(path)
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 

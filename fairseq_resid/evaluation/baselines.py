@@ -21,7 +21,7 @@ from rapidfuzz.process import cdist
 from .. import records
 from ..cli import frame
 from ..data.text.clean import MAX_CHARACTERS
-from ..files import read_pairs
+from ..files import check_output, read_pairs
 from ..foreign import say
 from ..tasks.text.scoring import bleu
 
@@ -107,6 +107,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--target", required=True, metavar="TGT", help="target language, as in the file names")
     add("--json", type=Path, metavar="FILE", help="also write the scores to this file")
     options = parser.parse_args(argv)
+    if options.json is not None:
+        check_output(options.json)
     result = baselines(options.raw, options.source, options.target)
     if options.json is not None:
         records.write(options.json, result)

@@ -29,7 +29,7 @@ from ..analysis.results import read_analysis as read_analysis
 from ..cli import frame, quiet
 from ..evaluation import compare
 from ..evaluation import table as score_table
-from ..files import read_bytes, write_text
+from ..files import check_output, read_bytes, write_text
 from ..foreign import printable, say
 from ..runs.run import Results, Run, RunRecord
 from ..runs.training_command import TrainingCommand
@@ -344,6 +344,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     options = parser.parse_intermixed_args(argv)
     if not options.runs and not options.study:
         parser.error("give one or more run folders, or a study with --study")
+    check_output(options.out)
     for path in options.runs:
         Run(path).require()
     runs = [Run(path) for path in dict.fromkeys(options.runs)]

@@ -25,3 +25,5 @@ def test_long_line_is_refused_before_any_comparison(
     assert main(flags) == 2
     error = capsys.readouterr().err
     assert error.endswith(f"{name}:2: 4,000,000 characters; must be at most 10,000\n") and error.count("\n") == 1
+    assert main([*flags, "--json", str(tmp_path / "none" / "x.json")]) == 2
+    assert "none/x.json: cannot be written: its folder does not exist" in capsys.readouterr().err

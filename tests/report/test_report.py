@@ -195,8 +195,12 @@ def test_empty_runs_are_reported(tmp_path: Path, capsys: Any) -> None:
     assert "<section" not in (tmp_path / "report.html").read_text()
     assert report.main([str(tmp_path / "nowhere")]) == 2
     assert "nowhere: no such run folder" in capsys.readouterr().err
-    assert report.main([str(tmp_path / "empty"), "--out", str(tmp_path / "none" / "report.html")]) == 2
-    assert "none/report.html: cannot be written: its folder does not exist" in capsys.readouterr().err
+
+
+def test_output_is_checked_before_the_work(tmp_path: Path, capsys: Any) -> None:
+    for out, said in ((tmp_path / "none" / "report.html", "its folder does not exist"), (tmp_path, "is a folder")):
+        assert report.main([str(tmp_path / "nowhere"), "--out", str(out)]) == 2
+        assert f"{out}: cannot be written: {said}" in capsys.readouterr().err
 
 
 def test_scores_are_shown_without_the_data(data: Path, runs: list[Path], tmp_path: Path) -> None:
