@@ -99,7 +99,7 @@ def source_subwords(corpus: Corpus, subset: str) -> list[list[str]]:
     ]
 
 
-def is_folder(data: Path, said: Path) -> bool:
+def is_same_folder(data: Path, said: Path) -> bool:
     """Return whether a data folder may be the one that results.json names, perhaps relative to another folder."""
     full = data.resolve()
     return full == said.resolve() or (not said.is_absolute() and full.parts[-len(said.parts) :] == said.parts)
@@ -136,7 +136,7 @@ def of_run(record: Record, subset: str, signature: str, data: Path, search: Sear
     note = records.remembered(run.file("averaged.json"), AverageNote)
     averaged = [one.file for one in note.inputs] if note else []
     reasons = {
-        "other data": not is_folder(data, Path(results.data or record.data)),
+        "other data": not is_same_folder(data, Path(results.data or record.data)),
         "other decoding settings": not is_decoded_with(results.decoding, search),
         f"{record.checkpoint} has changed since it was scored": model == "averaged"
         and averaged != results.averaged_checkpoints,

@@ -100,7 +100,7 @@ class Proof:
         if self.tokens - self.beyond < SHARE * self.tokens:
             raise NotEqual(
                 f"log p of {self.beyond:,} of {self.tokens:,} subwords differs by more than {TOLERANCE:g} from "
-                f"fairseq's: of at most {100 * (1 - SHARE):.0f}% may"
+                f"fairseq's: must be at most {100 * (1 - SHARE):.0f}% of them"
             )
         if self.identical < SHARE * self.translations:
             raise NotEqual(

@@ -21,6 +21,7 @@ from fairseq_resid.connections.folding import as_post_norm
 from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.data.text.segmentation import Segmenter
 from fairseq_resid.evaluation import evaluate, translate
+from fairseq_resid.evaluation.exported import is_same_folder
 from fairseq_resid.export import engine as engines
 from fairseq_resid.export import export
 from fairseq_resid.export.engine import Hypothesis
@@ -176,6 +177,14 @@ def test_evaluate_shows_bleu_of_export_and_of_its_run(
     (tmp_path / "out" / "spm.model").write_bytes((corpus / "spm.model").read_bytes() + b"\x1a\x00")
     assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 2
     assert "spm.model, whose subwords the exported model was trained with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "is_same"),
+    [("data-bin/x", True), ("/a/data-bin/x", True), ("data-bin/y", False), ("/b/data-bin/x", False)],
+)
+def test_folder_of_a_score_may_be_named_from_elsewhere(said: str, is_same: bool) -> None:
+    assert is_same_folder(Path("/a/data-bin/x"), Path(said)) == is_same
 
 
 @needs_engine
