@@ -15,6 +15,7 @@ import numpy as np
 from .. import records
 from ..analysis import curves
 from ..runs.run import Explosion, Run, RunRecord, Scored
+from ..tasks.protocol import NLL
 from . import archive, plan
 from .kept import Note, load_notes
 from .plan import Choice, Group, Study
@@ -22,6 +23,7 @@ from .statistics import Effect, effect, holm, pseudo_values
 
 # Signs of a difference, and of a difference of differences.
 SIGNS = (1.0, -1.0, -1.0, 1.0)
+QUARTERS = 4
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,8 @@ class Row:
     by_seed: the measure for each seed; curve: (epoch, validation), the mean over seeds
     against: comparison with the baseline in the same setting, at its own best or the same fixed value
     gap: the curve minus the baseline's
+    quarters: the same comparison on each quarter of the examples, easiest first (see `KeptRuns.quarter`), of the NLL
+        and the study's measure
     holm: Holm-corrected p, over the `family` arms that are compared in the same setting at the same value
     """
 
@@ -82,6 +86,7 @@ class Row:
     curve: list[tuple[int, float]] = field(default_factory=list)
     against: Comparison | None = None
     gap: list[tuple[int, float]] = field(default_factory=list)
+    quarters: list[Comparison] = field(default_factory=list)
     holm: float | None = None
     family: int = 0
 
@@ -165,7 +170,7 @@ class KeptRuns:
         self.study, self.notes, self.folder, self.others = study, notes, folder, others or {}
         self.nll = {note.run: note.nll for note in notes.values()}
         self.known = plan.choices(study, self.nll)
-        self.values = cache(self._values)
+        self.parts, self.values = cache(self._parts), cache(self._values)
 
     def ended(self, group: Group | Cell | Row) -> list[Ended]:
         """Return all seeds of an arm, excluding its tuning runs."""
@@ -194,14 +199,42 @@ class KeptRuns:
             f"{plan.study_and_group(text)[0]}/{run.note.run.name}": run for text in texts for run in self.group(text)
         }
 
-    def _values(self, folder: Path, measure: str) -> np.ndarray:
-        """Return the pseudo-values of a measure for every sentence of all test sets, for one run."""
+    def _parts(self, folder: Path, measure: str, tests: tuple[str, ...]) -> np.ndarray:
+        """Return the parts of a measure for every sentence of the test sets, for one run."""
         run, of = Run(folder), self.study.task.measures[measure]
-        parts = [row for subset in self.study.tests_of(measure) for row in of.parts(run, subset)]
-        return pseudo_values(np.array(parts), of.score)
+        return np.array([row for subset in tests for row in of.parts(run, subset)])
 
-    def compare(self, groups: Sequence[Sequence[Ended]], measures: Iterable[str]) -> Comparison:
-        """Compare two groups of finished runs, or two pairs of groups by their differences."""
+    def _values(self, folder: Path, measure: str) -> np.ndarray:
+        """Return the pseudo-values of a measure for every sentence of all its test sets, for one run."""
+        return pseudo_values(
+            self.parts(folder, measure, self.study.tests_of(measure)), self.study.task.measures[measure].score
+        )
+
+    def quarter(self, groups: Sequence[Sequence[Ended]], measure: str, number: int) -> np.ndarray:
+        """Return the indices of a quarter of a measure's sentences by difficulty; 0 is the easiest.
+
+        The difficulty of a sentence is its NLL per token, averaged over the runs of each group and then over the
+        groups, so that none of them is favoured.
+        Raises: ValueError naming the run whose NLL has another number of sentences than the measure.
+        """
+        tests, means = self.study.tests_of(measure), []
+        for group in groups:
+            nll = [self.parts(run.folder, NLL, tests) for run in group]
+            for run, part in zip(group, nll, strict=True):
+                if len(part) != (count := len(self.parts(run.folder, measure, tests))):
+                    raise ValueError(
+                        f"{run.folder}: NLL of {len(part)} {self.study.task.examples}, but {measure} of {count}"
+                    )
+            means.append(np.mean([part[:, 0] / part[:, 1] for part in nll], axis=0))
+        return np.array_split(np.argsort(np.mean(means, axis=0), kind="stable"), QUARTERS)[number]
+
+    def compare(
+        self, groups: Sequence[Sequence[Ended]], measures: Iterable[str], quarter: int | None = None
+    ) -> Comparison:
+        """Compare two groups of finished runs, or two pairs of groups by their differences.
+
+        quarter: compare only on this quarter of the sentences (see `quarter`)
+        """
         task = self.study.task
         finished = [[run for run in group if run.note.outcome == "finished"] for group in groups]
         seeds = [len(group) for group in finished]
@@ -213,7 +246,17 @@ class KeptRuns:
             count = len(self.values(first, measure))
             if strange := [folder for folder in others if len(self.values(folder, measure)) != count]:
                 raise ValueError(f"{strange[0]}: was scored on a different number of {task.examples} than {first.name}")
-            samples = [np.stack([self.values(run.folder, measure) for run in group]) for group in finished]
+            if quarter is None:
+                samples = [np.stack([self.values(run.folder, measure) for run in group]) for group in finished]
+            else:
+                tests, score = self.study.tests_of(measure), task.measures[measure].score
+                chosen = self.quarter(finished, measure, quarter)
+                if not len(chosen):  # fewer sentences than quarters
+                    continue
+                samples = [
+                    np.stack([pseudo_values(self.parts(run.folder, measure, tests)[chosen], score) for run in group])
+                    for group in finished
+                ]
             effects[measure] = effect(list(zip(SIGNS, samples, strict=False)))
         untested = ""
         if lost := sum(map(len, groups)) - sum(seeds):
@@ -413,12 +456,15 @@ def _against(kept: KeptRuns, row: Row, rows: Sequence[Row]) -> Row:
     base = baselines(kept.study, rows, row.at).get(row.setting)
     if base is None or row.arm == kept.study.baseline:
         return row
-    found = kept.compare([kept.ended(row), kept.ended(base)], kept.study.task.measures)
+    groups = [kept.ended(row), kept.ended(base)]
+    found = kept.compare(groups, kept.study.task.measures)
     if not found.effects:
         return row
+    measures = dict.fromkeys((NLL, kept.study.measure))
+    quarters = [kept.compare(groups, measures, number) for number in range(QUARTERS)]
     theirs = dict(base.curve)
     gap = [(epoch, value - theirs[epoch]) for epoch, value in row.curve if epoch in theirs]
-    return replace(row, against=found, gap=gap)
+    return replace(row, against=found, gap=gap, quarters=quarters)
 
 
 def baselines(study: Study | StudyResults, rows: Sequence[Row], at: str | None = None) -> dict[str, Row]:

@@ -67,6 +67,11 @@ def effect_cells(comparison: Comparison, measure: str, digits: int) -> list[str]
     return [f"{one.difference:+.{digits}f}", interval(one.low, one.high, digits), p]
 
 
+def effect_text(one: Effect, digits: int) -> str:
+    """Return a difference and its interval, if any, for one cell."""
+    return f"{one.difference:+.{digits}f} {interval(one.low, one.high, digits)}".rstrip()
+
+
 def visible(one: Effect | None, digits: int) -> str:
     return number(one.visible if one else None, f".{digits}f")
 
@@ -92,7 +97,7 @@ def tables(results: StudyResults) -> list[StudyTable]:
         found.append(StudyTable(f"{name} minus the baseline's", headings, compared, 4, shown))
         if name == main:
             found.append(scores(results))
-    found.append(gaps(results))
+    found += [quarters(results), gaps(results)]
     crossed: list[Sequence[str]] = []
     for one in results.interactions:
         cells = [one.arm, at_of(one.at), f"{one.setting} minus {one.than}", seeds_of(one.comparison)]
@@ -151,6 +156,20 @@ def scores(results: StudyResults) -> StudyTable:
         rows.append(cells)
     headings = ("setting", "arm", "at", "value", "seeds", "parameters", "hours per run")
     return StudyTable("Scores", (*headings, *(heading for _, _, heading, _ in columns)), rows, 5)
+
+
+def quarters(results: StudyResults) -> StudyTable:
+    """Return the table of differences from the baseline by difficulty."""
+    measures = kinds.of_measure(results.measure).measures
+    rows: list[Sequence[str]] = []
+    for row in results.rows:
+        for name, measure in measures.items():
+            found = [one.effects[name] for one in row.quarters if name in one.effects]
+            if found:
+                cells = [effect_text(one, measure.digits) for one in found]
+                rows.append((row.setting, row.arm, at_of(row.at), name, *cells))
+    headings = ("setting", "arm", "at", "measure", "easiest quarter", "second", "third", "hardest quarter")
+    return StudyTable("Differences from the baseline, by difficulty", headings, rows, 4)
 
 
 def gaps(results: StudyResults) -> StudyTable:
@@ -253,6 +272,8 @@ def notes(results: StudyResults) -> list[str]:
         f"There is no interval and no p if {', '.join(reasons[:-1])} or {reasons[-1]}.",
         f"Better and worse: the Holm-corrected p is below {LEVEL:g}. No measurable difference: it is not; a difference "
         "may still exist.",
+        f"By difficulty: the {task.examples} are ordered by their NLL per {task.prediction}, the mean of arm and "
+        "baseline, and divided into four equal parts.",
         "Holm's correction covers one family of tests at a time: all arms compared with the baseline in one setting, "
         f"{families}.",
         f"Smallest detectable: about the smallest true difference that would be found with {POWER:.0%} power at the "

@@ -21,6 +21,7 @@ from support.studies import TEXT, all_kept, keep, note, written
 pytestmark = pytest.mark.once
 
 Capture = pytest.CaptureFixture[str]
+COUNTS = "9\t9\t8\t6\t5\t4\t9\t7\t6\t5\n"  # the counts for BLEU of one sentence
 
 
 def difference(row: results.Row) -> float:
@@ -144,6 +145,34 @@ def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
     assert found.sentences == {"NLL": 4, "BLEU": 2}
     page = tables.markdown(found)
     assert "Test sets: test, test1 taken together, 4 sentences (NLL); test, 2 sentences (BLEU)." in page
+
+
+def test_differences_by_difficulty(tmp_path: Path) -> None:
+    """sas is worse on the two easiest sentences, and better on the two hardest."""
+    trial = plan.read_study(written(tmp_path, TEXT.replace("[test, test1]", "{NLL: [test], BLEU: [test]}")))
+    folder, notes = tmp_path / "trial", {}
+    for arm, gains in (("base", [0.0] * 8), ("sas", [0.1, 0.1, 0, 0, 0, 0, -0.4, -0.4])):
+        for seed in (1, 2):
+            run = Planned("flat", arm, 0.002, seed)
+            notes[run.name] = keep(folder, run, 3.0, structs.replace(trial, tests=("test",)))
+            hard_first = [1.0 + at + gain + 0.01 * seed for at, gain in enumerate(gains)][::-1]
+            lines = "".join(f"{10 * nll:.4f}\t10\n" for nll in hard_first)
+            for kind, text in (("nll", lines), ("bleu", COUNTS * 8)):
+                (folder / run.name / f"decode/test.averaged.{kind}.gz").write_bytes(gzip.compress(text.encode()))
+        for value, nll in ((0.001, 3.5), (0.002, 3.0), (0.004, 3.5)):
+            run = Planned("flat", arm, value, 100, True)
+            notes[run.name] = note(run, nll)
+    found = results.build_results(trial, notes, folder)
+    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
+    quarters = [one.effects["NLL"] for one in row.quarters]
+    assert [one.difference for one in quarters] == pytest.approx([0.1, 0, 0, -0.4], abs=1e-9)
+    assert all(one.low is not None and one.low < one.difference for one in quarters)
+    page = tables.markdown(found)
+    assert "| flat | sas | own best | NLL | +0.1000 [" in page and "divided into four equal parts" in page
+    for run in folder.glob("*.seed?"):
+        (run / "decode/test.averaged.bleu.gz").write_bytes(gzip.compress((COUNTS * 7).encode()))
+    with pytest.raises(ValueError, match="seed1: NLL of 8 sentences, but BLEU of 7"):
+        results.build_results(structs.replace(trial, measure="BLEU"), notes, folder)
 
 
 def test_additional_average_lists_the_seeds_that_have_it(file: Path, tmp_path: Path) -> None:
