@@ -35,6 +35,6 @@ register(
         formula="dropout(x, 0.5) + F",
         source="He 2016b",
         family="Scaling",
-        use_when="Reproducing He 2016b. Without `--residual-norm layer` it diverges in Transformers.",
+        use_when="Reproducing He 2016b. In Transformers without `--residual-norm layer` it diverges.",
     ),
 )

@@ -84,7 +84,7 @@ register(
         formula="λx + μF",
         source="Liu 2020 (rSkip); He 2016b",
         family="Scaling",
-        use_when="Reproducing the rSkip paper. Without a norm it diverges in deep Transformers; use `xskip_ln` there.",
+        use_when="Reproducing the rSkip paper. In Transformers without a norm it diverges; use `xskip_ln` there.",
     ),
 )
 register(

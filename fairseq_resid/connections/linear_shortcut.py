@@ -38,6 +38,6 @@ register(
         formula="Wx + b + F",
         source="He 2016b",
         family="Scaling",
-        use_when="Reproducing He 2016b. Without `--residual-norm layer` it diverges in Transformers.",
+        use_when="Reproducing He 2016b. In Transformers without `--residual-norm layer` it diverges.",
     ),
 )

@@ -67,8 +67,8 @@ class Row:
     by_seed: the measure for each seed; curve: (epoch, validation), the mean over seeds
     against: comparison with the baseline in the same setting, at its own best or the same fixed value
     gap: the curve minus the baseline's
-    quarters: the same comparison on each quarter of the examples, easiest first (see `KeptRuns.quarter`), of the NLL
-        and the study's measure
+    quarters: comparisons on each quarter of the examples, easiest first (see `KeptRuns.quarter`), of the NLL and the
+        study's measure
     holm: Holm-corrected p, over the `family` arms that are compared in the same setting at the same value
     """
 
@@ -210,30 +210,36 @@ class KeptRuns:
             self.parts(folder, measure, self.study.tests_of(measure)), self.study.task.measures[measure].score
         )
 
-    def quarter(self, groups: Sequence[Sequence[Ended]], measure: str, number: int) -> np.ndarray:
-        """Return the indices of a quarter of a measure's sentences by difficulty; 0 is the easiest.
+    def quarter(self, groups: Sequence[Sequence[Ended]], measure: str, number: int) -> list[np.ndarray]:
+        """Return the pseudo-values of a measure for each group, on one quarter of the test sets of the study's measure.
 
-        The difficulty of a sentence is its NLL per token, averaged over the runs of each group and then over the
-        groups, so that none of them is favoured.
+        0 is the quarter with the easiest sentences. The difficulty of a sentence is its NLL per token, averaged over
+        the runs of each group and then over the groups, so that none of them is favoured. With fewer sentences than
+        quarters, the list can be empty.
         Raises: ValueError naming the run whose NLL has another number of sentences than the measure.
         """
-        tests, means = self.study.tests_of(measure), []
+        tests, of = self.study.tests_of(self.study.measure), self.study.task.measures[measure]
+        means, parts = [], []
         for group in groups:
             nll = [self.parts(run.folder, NLL, tests) for run in group]
-            for run, part in zip(group, nll, strict=True):
-                if len(part) != (count := len(self.parts(run.folder, measure, tests))):
-                    raise ValueError(
-                        f"{run.folder}: NLL of {len(part)} {self.study.task.examples}, but {measure} of {count}"
-                    )
             means.append(np.mean([part[:, 0] / part[:, 1] for part in nll], axis=0))
-        return np.array_split(np.argsort(np.mean(means, axis=0), kind="stable"), QUARTERS)[number]
+            parts.append([self.parts(run.folder, measure, tests) for run in group])
+            for run, its, part in zip(group, nll, parts[-1], strict=True):
+                if len(its) != len(part):
+                    raise ValueError(
+                        f"{run.folder}: NLL of {len(its)} {self.study.task.examples}, but {measure} of {len(part)}"
+                    )
+        chosen = np.array_split(np.argsort(np.mean(means, axis=0), kind="stable"), QUARTERS)[number]
+        if not chosen.size:
+            return []
+        return [np.stack([pseudo_values(part[chosen], of.score) for part in group]) for group in parts]
 
     def compare(
         self, groups: Sequence[Sequence[Ended]], measures: Iterable[str], quarter: int | None = None
     ) -> Comparison:
         """Compare two groups of finished runs, or two pairs of groups by their differences.
 
-        quarter: compare only on this quarter of the sentences (see `quarter`)
+        quarter: compare only on this quarter of the sentences (see `quarter`); without effects if it is empty
         """
         task = self.study.task
         finished = [[run for run in group if run.note.outcome == "finished"] for group in groups]
@@ -249,14 +255,9 @@ class KeptRuns:
             if quarter is None:
                 samples = [np.stack([self.values(run.folder, measure) for run in group]) for group in finished]
             else:
-                tests, score = self.study.tests_of(measure), task.measures[measure].score
-                chosen = self.quarter(finished, measure, quarter)
-                if not len(chosen):  # fewer sentences than quarters
+                samples = self.quarter(finished, measure, quarter)
+                if not samples:
                     continue
-                samples = [
-                    np.stack([pseudo_values(self.parts(run.folder, measure, tests)[chosen], score) for run in group])
-                    for group in finished
-                ]
             effects[measure] = effect(list(zip(SIGNS, samples, strict=False)))
         untested = ""
         if lost := sum(map(len, groups)) - sum(seeds):

@@ -272,8 +272,8 @@ def notes(results: StudyResults) -> list[str]:
         f"There is no interval and no p if {', '.join(reasons[:-1])} or {reasons[-1]}.",
         f"Better and worse: the Holm-corrected p is below {LEVEL:g}. No measurable difference: it is not; a difference "
         "may still exist.",
-        f"By difficulty: the {task.examples} are ordered by their NLL per {task.prediction}, the mean of arm and "
-        "baseline, and divided into four equal parts.",
+        f"By difficulty: the {task.examples} of {', '.join(results.tests[results.measure])} are ordered by NLL per "
+        f"{task.prediction}, the mean of arm and baseline, and divided into four equal parts.",
         "Holm's correction covers one family of tests at a time: all arms compared with the baseline in one setting, "
         f"{families}.",
         f"Smallest detectable: about the smallest true difference that would be found with {POWER:.0%} power at the "
