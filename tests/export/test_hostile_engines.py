@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import struct
 import sys
 from collections.abc import Callable
@@ -142,6 +143,7 @@ WORDS = {
     "a NUL": lambda words: [*words[:-1], "a\0"],
     "an empty word": lambda words: [*words[:-1], ""],
     "a repeated word": lambda words: [*words[:-1], words[5]],
+    "no end of the sentence": lambda words: ["end" if word == "</s>" else word for word in words],
     "no unknown word": lambda words: [word for word in words if word != "<unk>"] + ["x"],
     "one word too few": lambda words: words[:-1],
     "one word too many": lambda words: [*words, "more"],
@@ -197,6 +199,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"src_vocab_size": 55},
     {"src_vocab_size": 0},
     {"tgt_vocab_size": 1 << 50},
+    {"max_position_embeddings": 1 << 20},
     {"max_position_embeddings": 1 << 50},
     {"scale_embedding": "yes"},
     {"tie_word_embeddings": None},
@@ -211,6 +214,12 @@ def test_fields_of_the_configuration_are_checked(
     folder = copied("huggingface")
     change(folder / "config.json", **changes)
     refused(folder)
+
+
+def test_ids_of_the_vocabulary_have_no_gap(copied: Callable[[str], Path]) -> None:  # noqa: F811
+    folder = copied("huggingface")
+    change(folder / "vocab.json", w0=1000)
+    refused(folder, "vocab.json")
 
 
 def test_other_files_and_fields_of_transformers_are_not_read(copied: Callable[[str], Path]) -> None:  # noqa: F811
@@ -431,6 +440,12 @@ def test_messages_of_a_graph_are_checked(how: str, copied: Callable[[str], Path]
     file = folder / onnx_runner.ENCODER
     file.write_bytes(FILES[how](file.read_bytes()))
     refused(folder, file.name)
+
+
+def test_encoder_in_place_of_the_decoder_step_is_refused(copied: Callable[[str], Path]) -> None:  # noqa: F811
+    folder = copied("onnx")
+    shutil.copy(folder / onnx_runner.ENCODER, folder / onnx_runner.STEP)
+    refused(folder, onnx_runner.STEP)
 
 
 def test_memory_of_a_graph_is_limited(copied: Callable[[str], Path]) -> None:  # noqa: F811

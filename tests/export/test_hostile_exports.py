@@ -16,11 +16,10 @@ import pytest
 
 from fairseq_resid import records
 from fairseq_resid.evaluation import evaluate, translate
-from fairseq_resid.export import ctranslate2, huggingface, onnx
-from fairseq_resid.export.engine import ENGINES, FORMAT, RECORD, Record, Search, Text, load
+from fairseq_resid.export.engine import ENGINES, RECORD, Search, Text, load
 from fairseq_resid.export.translator import Translator
-from support.engines import need
-from support.models import DICT, build, shaken
+from support.engines import described, exported, need
+from support.models import build, shaken
 
 pytestmark = [need("ctranslate2"), need("onnx"), need("huggingface"), pytest.mark.once]
 
@@ -29,7 +28,6 @@ SMALL = {
     **{f"{stack}_attention_heads": 2 for stack in ("encoder", "decoder")},
     **{f"{stack}_layers": 1 for stack in ("encoder", "decoder")},
 }
-WRITERS: dict[str, Any] = {"ctranslate2": ctranslate2, "onnx": onnx, "huggingface": huggingface}
 TEXT = Text("en", "xx", post_process="subword_nmt", model="bpe.codes")
 SECRET = "the-secret-in-a-private-file"
 each_engine = pytest.mark.parametrize("engine", ENGINES)
@@ -40,13 +38,11 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with an export for every engine; tests must not change it."""
     folder = tmp_path_factory.mktemp("exports")
     model = shaken(build(residual="post_ln", max_source_positions=64, max_target_positions=64, **SMALL), 7, 0.1)
-    for name, writer in WRITERS.items():
+    for name in ENGINES:
         out = folder / name
-        out.mkdir()
-        writer.write(model, DICT, DICT, out)
+        exported(name, model, out)
         (out / "bpe.codes").write_text("#version: 0.2\nw 1</w>\n")
-        record = Record(FORMAT, name, "1", "run", "last.pt", "no such data", {}, None, (64, 64), TEXT, Search())
-        records.write(out / RECORD, record)
+        records.write(out / RECORD, described(name, model, TEXT))
     return folder
 
 
@@ -119,6 +115,27 @@ def test_every_file_must_be_a_regular_file_in_the_folder(
         file.rmdir() if how == "a folder" else file.unlink()
         if kept is not None:
             file.write_bytes(kept)
+    Translator(folder).translate(["w1"])
+
+
+DAMAGED: dict[str, Callable[[Path], Any]] = {
+    "missing": Path.unlink,
+    "short": lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "foreign": lambda file: file.write_bytes(b"PK\x03\x04" + bytes(5000)),
+}
+
+
+@each_engine
+@pytest.mark.parametrize("how", DAMAGED)
+def test_every_file_must_be_complete(
+    how: str, engine: str, copied: Callable[[str], Path], monkeypatch: Any, capsys: Any
+) -> None:
+    folder = copied(engine)
+    for file in [folder / name for name in ENGINES[engine].load().FILES if (folder / name).exists()]:
+        kept = file.read_bytes()
+        DAMAGED[how](file)
+        error_of(folder, monkeypatch, capsys)
+        file.write_bytes(kept)
     Translator(folder).translate(["w1"])
 
 
@@ -197,38 +214,48 @@ def test_a_wide_beam_makes_batches_smaller() -> None:
     assert Search(beam=1000).together == 4 and Search(batch_size=1).together == 1
 
 
-FIELDS: list[dict[str, Any]] = [
-    {"format": 2},
-    {"format": "1"},
-    {"engine": "pickle"},
-    {"engine": ["onnx"]},
-    {"longest": [10**9, 10**9]},
-    {"longest": [0, 1]},
-    {"longest": [1, 2, 3]},
-    {"longest": [1.5, 2]},
-    {"text": {"source": "../../x", "target": "b"}},
-    {"text": {"source": "a", "target": ""}},
-    {"text": {"source": "a", "target": "b", "form": "code"}},
-    {"text": {"source": "a", "target": "b", "form": 3, "model": "bpe.codes"}},
-    {"text": {"source": "a", "target": "b", "normalize": "x", "model": "bpe.codes"}},
-    {"text": {"source": "a", "target": "b", "post_process": "--user-dir=x", "model": "bpe.codes"}},
-    {"text": {"source": "a", "target": "b", "post_process": "sentencepiece", "model": "bpe.codes"}},
-    {"text": []},
-    {"search": []},
-    {"structure": 3},
-    {"run": 3},
-    {"data": None},
-    {"proof": 3},
+FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"format": 2}, "format 2: this version reads format 1"),
+    ({"format": "1"}, "damaged"),
+    ({"engine": "pickle"}, "engine 'pickle': must be one of ctranslate2"),
+    ({"engine": ["onnx"]}, "damaged"),
+    ({"longest": [10**9, 10**9]}, "at most"),
+    ({"longest": [0, 1]}, "must be positive"),
+    ({"longest": [1, 2, 3]}, "damaged"),
+    ({"longest": [1.5, 2]}, "damaged"),
+    ({"text": {"source": "../../x", "target": "b"}}, ""),
+    ({"text": {"source": "a", "target": ""}}, ""),
+    ({"text": {"source": "a", "target": "b", "form": "code"}}, ""),
+    ({"text": {"source": "a", "target": "b", "form": 3, "model": "bpe.codes"}}, ""),
+    ({"text": {"source": "a", "target": "b", "normalize": "x", "model": "bpe.codes"}}, ""),
+    ({"text": {"source": "a", "target": "b", "post_process": "--user-dir=x", "model": "bpe.codes"}}, ""),
+    ({"text": {"source": "a", "target": "b", "post_process": "sentencepiece", "model": "bpe.codes"}}, ""),
+    ({"text": {"source": "a", "target": "b", "model": "../../etc/passwd"}}, "must be the name of a file"),
+    ({"text": []}, "damaged"),
+    ({"search": []}, "damaged"),
+    ({"structure": 3}, "damaged"),
+    ({"run": 3}, "damaged"),
+    ({"data": None}, "damaged"),
+    ({"proof": 3}, "damaged"),
 ]
 
 
-@pytest.mark.parametrize("changes", FIELDS, ids=str)
+@pytest.mark.parametrize(("changes", "reason"), FIELDS, ids=str)
 def test_fields_of_the_description_are_checked(
-    changes: dict[str, Any], copied: Callable[[str], Path], monkeypatch: Any, capsys: Any
+    changes: dict[str, Any], reason: str, copied: Callable[[str], Path], monkeypatch: Any, capsys: Any
 ) -> None:
     folder = copied("ctranslate2")
     change(folder / RECORD, **changes)
-    error_of(folder, monkeypatch, capsys)
+    assert reason in error_of(folder, monkeypatch, capsys)
+
+
+@each_engine
+def test_length_beyond_the_position_table_is_refused(
+    engine: str, copied: Callable[[str], Path], monkeypatch: Any, capsys: Any
+) -> None:
+    folder = copied(engine)
+    change(folder / RECORD, longest=[65, 64])
+    assert re.search("must be (at least )?65", error_of(folder, monkeypatch, capsys))
 
 
 # --------------------------------------------------------------------- sacrebleu's tokenisers and the data folder

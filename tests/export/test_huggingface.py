@@ -17,22 +17,21 @@ import pytest
 import torch
 from fairseq.data import Dictionary
 
-from fairseq_resid import records
 from fairseq_resid.connections import CannotFold
 from fairseq_resid.data.text.segmentation import Segmenter
 from fairseq_resid.evaluation import translate
 from fairseq_resid.export import engine as engines
 from fairseq_resid.export import export, huggingface
-from fairseq_resid.export.engine import FORMAT, RECORD, Record, Search, Text, load
+from fairseq_resid.export.engine import RECORD, Search, Text
 from fairseq_resid.export.translator import Translator
 from fairseq_resid.files import read_lines
-from support.engines import need
-from support.models import DICT, EOS, PAD, PRE, TASK, build, dictionary, sentences, shaken, stock
+from support.engines import as_words, described, exported, generated, need, speaking, worst_difference
+from support.models import DICT, EOS, PAD, build, dictionary, sentences, shaken
 
-from .test_ctranslate2 import as_words, each_search, generated, scores, speaking
 from .test_folding import FOLDING, SETTINGS
 
-pytestmark = need("huggingface")
+ENGINE = "huggingface"
+pytestmark = need(ENGINE)
 REFUSED = {  # settings of test_folding that no class supports, with the start of the error message
     "final norm after post-norm": "--final-norm layer: FSMT",
     "no final norm after pre-norm": "--final-norm none: M2M100",
@@ -43,34 +42,11 @@ REFUSED = {  # settings of test_folding that no class supports, with the start o
 CLASSES = {"post_norm": "FSMTForConditionalGeneration", "pre_norm": "M2M100ForConditionalGeneration"}
 
 
-def described(model: Any, text: Text | None = None, quantization: str | None = None) -> Record:
-    longest = model.max_positions()
-    text = text or Text("a", "b")
-    return Record(FORMAT, "huggingface", "5", "run", "last.pt", "data", {}, quantization, longest, text, Search())
-
-
-def exported(model: Any, folder: Path, task: Any = TASK, quantization: str | None = None) -> Any:
-    """Write a model and its export.json into a folder, and return the engine."""
-    folder.mkdir(exist_ok=True)
-    huggingface.write(model, task.source_dictionary, task.target_dictionary, folder, quantization)
-    record = described(model, quantization=quantization)
-    records.write(folder / RECORD, record)
-    huggingface.complete(folder, record)
-    return load(folder, threads=1)
-
-
-def worst_difference(engine: Any, model: Any, task: Any = TASK) -> float:
-    sources, targets = sentences(1, (3, 9, 5, 2), len(task.source_dictionary)), sentences(2, (7, 2, 4, 11))
-    found = engine.score(as_words(sources, task.source_dictionary), as_words(targets))
-    expected = scores(model, sources, targets)
-    return max((torch.tensor(mine) - theirs).abs().max().item() for mine, theirs in zip(found, expected, strict=True))
-
-
 @pytest.mark.parametrize("name", [name for name, (_, graph) in FOLDING.items() if graph in CLASSES])
 def test_log_probabilities_equal_those_of_fairseq(name: str, tmp_path: Path) -> None:
     options, graph = FOLDING[name]
     model = shaken(build(residual=name, **options), 7, 0.1)
-    engine = exported(model, tmp_path)
+    engine = exported(ENGINE, model, tmp_path)
     assert type(engine.model).__name__ == CLASSES[graph]
     assert worst_difference(engine, model) < 2e-5
     assert {file.stat().st_mode for file in tmp_path.iterdir()} == {(tmp_path / "config.json").stat().st_mode}
@@ -81,10 +57,10 @@ def test_fairseq_setting_is_exported_or_refused(name: str, tmp_path: Path) -> No
     settings, task = SETTINGS[name]
     model = shaken(build(task=task, **settings), 7, 0.1)
     if name not in REFUSED:
-        assert worst_difference(exported(model, tmp_path, task), model, task) < 2e-5
+        assert worst_difference(exported(ENGINE, model, tmp_path, task), model, task) < 2e-5
         return
     with pytest.raises(CannotFold) as refused:
-        exported(model, tmp_path, task)
+        exported(ENGINE, model, tmp_path, task)
     assert str(refused.value).startswith(REFUSED[name]) and str(refused.value).endswith("; use --to onnx")
     assert not list(tmp_path.iterdir())
 
@@ -101,14 +77,8 @@ def test_fairseq_setting_is_exported_or_refused(name: str, tmp_path: Path) -> No
 )
 def test_unsupported_setting_is_refused_with_one_line(settings: dict[str, Any], reason: str, tmp_path: Path) -> None:
     with pytest.raises(CannotFold, match=f"^{reason}[^\n]*; use --to onnx$"):
-        exported(build(**settings), tmp_path)
+        exported(ENGINE, build(**settings), tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("settings", [{}, PRE], ids=["post-norm", "pre-norm"])
-def test_stock_transformers_can_be_exported(settings: dict[str, Any], tmp_path: Path) -> None:
-    model = stock(**settings)
-    assert worst_difference(exported(model, tmp_path), model) < 2e-5
 
 
 class Tasks:
@@ -120,9 +90,9 @@ class Tasks:
 
 def test_pre_norm_source_dictionary_cannot_exceed_target_dictionary(tmp_path: Path) -> None:
     model = shaken(build(task=Tasks(40), residual="pre_ln"), 7, 0.1)
-    assert worst_difference(exported(model, tmp_path / "small", Tasks(40)), model, Tasks(40)) < 2e-5
+    assert worst_difference(exported(ENGINE, model, tmp_path / "small", Tasks(40)), model, Tasks(40)) < 2e-5
     with pytest.raises(CannotFold, match="a source dictionary larger than the target dictionary: M2M100"):
-        exported(build(task=Tasks(60), residual="pre_ln"), tmp_path / "large", Tasks(60))
+        exported(ENGINE, build(task=Tasks(60), residual="pre_ln"), tmp_path / "large", Tasks(60))
 
 
 @pytest.mark.parametrize("residual", ["post_ln", "pre_ln"])
@@ -131,7 +101,7 @@ def test_shared_embeddings_are_stored_once(residual: str, tmp_path: Path) -> Non
     for is_shared in (False, True):
         model = shaken(build(residual=residual, share_all_embeddings=is_shared), 7, 0.1)
         folder = tmp_path / str(is_shared)
-        assert worst_difference(exported(model, folder), model) < 2e-5
+        assert worst_difference(exported(ENGINE, model, folder), model) < 2e-5
         sizes[is_shared] = (folder / "model.safetensors").stat().st_size
     assert sizes[False] - sizes[True] >= 2 * len(DICT) * 64 * 4
 
@@ -140,7 +110,7 @@ def test_shared_embeddings_are_stored_once(residual: str, tmp_path: Path) -> Non
 def test_auto_class_loads_the_folder_without_remote_code(residual: str, tmp_path: Path) -> None:
     """Log probabilities equal fairseq's on a batch with left padding."""
     model = shaken(build(residual=residual), 7, 0.1)
-    exported(model, tmp_path)
+    exported(ENGINE, model, tmp_path)
     assert "auto_map" not in json.loads((tmp_path / "config.json").read_text())
     assert [file.name for file in tmp_path.iterdir() if file.suffix in (".bin", ".pt", ".py", ".pkl")] == []
     loaded, info = huggingface.library().AutoModelForSeq2SeqLM.from_pretrained(
@@ -156,56 +126,8 @@ def test_auto_class_loads_the_folder_without_remote_code(residual: str, tmp_path
     assert (found.log_softmax(-1) - expected).abs().max() < 2e-5
 
 
-@each_search
-@pytest.mark.parametrize("seed", [1, 3, 4])
-def test_translations_and_scores_equal_those_of_fairseq(search: Search, seed: int, tmp_path: Path) -> None:
-    model = speaking(seed=seed)
-    sources = sentences(seed, (6,) * 30)
-    found = exported(model, tmp_path).translate(as_words(sources), search)
-    expected = generated(model, sources, search)
-    same = [mine[0].tokens == theirs[0][0] for mine, theirs in zip(found, expected, strict=True)]
-    assert sum(same) >= 29, same
-    lengths = {len(mine[0].tokens) for mine in found}
-    assert len(lengths) > 1 and max(lengths) <= search.longest(6)
-    for mine, theirs, is_same in zip(found, expected, same, strict=True):
-        assert not is_same or mine[0].score == pytest.approx(theirs[0][1], abs=1e-4)
-
-
-def test_maximum_length_and_end_of_sentence_match_fairseq(tmp_path: Path) -> None:
-    """The model never ends a sentence by itself.
-
-    At the maximum length, fairseq appends </s> and adds its log probability to the score.
-    """
-    model = speaking()
-    with torch.no_grad():
-        model.decoder.output_projection.weight[EOS, 0] = -100
-    sources = sentences(3, (5,) * 12)
-    search = Search(4, 0.6, 1, 3, nbest=3)
-    found = exported(model, tmp_path).translate(as_words(sources), search)
-    expected = generated(model, sources, search)
-    for mine, theirs in zip(found, expected, strict=True):
-        assert [len(each.tokens) for each in mine] == [9, 9, 9]
-        assert [each.tokens for each in mine] == [tokens for tokens, _ in theirs[:3]]
-        assert [each.score for each in mine] == pytest.approx([score for _, score in theirs[:3]], abs=1e-4)
-
-
-@pytest.mark.parametrize("beam", [1, 4])
-def test_translation_continues_its_prefix_and_score_covers_both(beam: int, tmp_path: Path) -> None:
-    model = speaking()
-    sources, prefixes = sentences(4, (5, 5, 5)), sentences(5, (2, 2, 2))
-    search = Search(beam, 0.6, 1, 6, nbest=min(beam, 2))
-    engine = exported(model, tmp_path)
-    found = engine.translate(as_words(sources), search, as_words(prefixes))
-    expected = generated(model, sources, search, torch.stack(prefixes))
-    for mine, theirs, prefix in zip(found, expected, as_words(prefixes), strict=True):
-        assert list(mine[0].tokens[:2]) == prefix
-        assert mine[0].tokens == theirs[0][0]
-        assert mine[0].score == pytest.approx(theirs[0][1], abs=1e-4)
-        assert mine[0].score >= mine[-1].score > -1e6
-
-
 def test_prefixes_may_differ_in_length(tmp_path: Path) -> None:
-    engine = exported(speaking(), tmp_path)
+    engine = exported(ENGINE, speaking(), tmp_path)
     sources, prefixes = as_words(sentences(4, (5, 5, 5))), as_words(sentences(5, (0, 3, 1)))
     search = Search(4, 0.6, 1, 6)
     together = engine.translate(sources, search, prefixes)
@@ -215,15 +137,6 @@ def test_prefixes_may_differ_in_length(tmp_path: Path) -> None:
     assert together[0][0].tokens == engine.translate(sources[:1], search)[0][0].tokens
 
 
-def test_translations_are_in_source_order(tmp_path: Path) -> None:
-    engine = exported(speaking(), tmp_path)
-    sources = as_words(sentences(6, (9, 2, 5, 3, 7)))
-    alone = [engine.translate([source], Search(max_len_a=0, max_len_b=9))[0] for source in sources]
-    together = engine.translate(sources, Search(max_len_a=0, max_len_b=9, batch_size=2))
-    assert [each[0].tokens for each in together] == [each[0].tokens for each in alone]
-    assert engine.translate([], Search()) == [] and engine.score([], []) == []
-
-
 @pytest.mark.parametrize("beam", [1, 4])
 def test_padding_is_never_generated_but_its_probability_counts(beam: int, tmp_path: Path) -> None:
     model = speaking()
@@ -231,16 +144,10 @@ def test_padding_is_never_generated_but_its_probability_counts(beam: int, tmp_pa
         model.decoder.output_projection.weight[PAD, 0] = 9
     sources = sentences(8, (4, 4, 4))
     search = Search(beam, 1.0, 0, 6)
-    found = exported(model, tmp_path).translate(as_words(sources), search)
+    found = exported(ENGINE, model, tmp_path).translate(as_words(sources), search)
     expected = generated(model, sources, search)
     assert [each[0].tokens for each in found] == [each[0][0] for each in expected]
     assert [each[0].score for each in found] == pytest.approx([each[0][1] for each in expected], abs=1e-4)
-
-
-def test_unknown_words_become_the_unknown_symbol(tmp_path: Path) -> None:
-    engine = exported(build(residual="post_ln"), tmp_path)
-    known, unknown = engine.score([["w1", "<unk>"], ["w1", "nonsense"]], [["w2"], ["w2"]])
-    assert known == pytest.approx(unknown)
 
 
 @pytest.mark.parametrize("residual", ["deep_norm", "pre_ln"])
@@ -248,105 +155,21 @@ def test_unknown_words_become_the_unknown_symbol(tmp_path: Path) -> None:
 def test_half_precision_is_close_and_half_as_large(residual: str, quantization: str, tmp_path: Path) -> None:
     model = build(residual=residual)
     whole, small = tmp_path / "float32", tmp_path / "half"
-    exported(model, whole)
-    engine = exported(model, small, quantization=quantization)
+    exported(ENGINE, model, whole)
+    engine = exported(ENGINE, model, small, quantization=quantization)
     assert 0 < worst_difference(engine, model) < 0.5
     assert (small / "model.safetensors").stat().st_size < 0.55 * (whole / "model.safetensors").stat().st_size
     assert engine.translate([["w1", "w2"]], Search(max_len_b=4))
 
 
-def test_sentences_longer_than_the_model_accepts_are_reported(tmp_path: Path) -> None:
-    engine = exported(build(residual="post_ln", max_source_positions=8, max_target_positions=6), tmp_path)
-    assert len(engine.score([["w1"] * 7], [["w1"] * 5])[0]) == 6
-    with pytest.raises(ValueError, match="source 2: 8 subwords; the model accepts at most 7"):
-        engine.translate([["w1"], ["w1"] * 8], Search())
-    with pytest.raises(ValueError, match="target 1: 6 subwords; the model accepts at most 5"):
-        engine.score([["w1"]], [["w1"] * 6])
-    assert len(engine.translate([["w1"] * 3], Search(max_len_b=50))[0][0].tokens) <= 5
-
-
 def test_unknown_quantization_and_activation_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--quantization int8: choose one of float32, "):
-        exported(build(residual="post_ln"), tmp_path, quantization="int8")
+        exported(ENGINE, build(residual="post_ln"), tmp_path, quantization="int8")
     model = build(residual="post_ln")
     model.encoder.cfg.activation_fn = "none"
     with pytest.raises(CannotFold, match=r"--activation-fn none: .*; use --to onnx"):
-        exported(model, tmp_path)
+        exported(ENGINE, model, tmp_path)
     assert not list(tmp_path.iterdir())
-
-
-def change_json(file: Path, **changes: Any) -> None:
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-def break_folder(folder: Path, how: str) -> None:
-    weights, config, words = (folder / name for name in ("model.safetensors", "config.json", "vocab.json"))
-    if how == "no weights":
-        weights.unlink()
-    elif how == "short weights":
-        weights.write_bytes(weights.read_bytes()[:10_000])
-    elif how == "a pickle":
-        torch.save({}, weights)
-    elif how == "weights of another model":
-        other = folder.with_name("other")
-        exported(build(residual="post_ln", encoder_layers=1), other)
-        shutil.copy(other / weights.name, weights)
-    elif how == "pipe":
-        weights.unlink()
-        os.mkfifo(weights)
-    elif how == "endless configuration":
-        config.unlink()
-        config.symlink_to("/dev/zero")
-    elif how == "code":
-        change_json(config, auto_map={"AutoModelForSeq2SeqLM": "code.Model"})
-    elif how == "another class":
-        change_json(config, model_type="bart", architectures=["BartForConditionalGeneration"])
-    elif how == "huge":
-        change_json(config, encoder_layers=10**9)
-    elif how == "other positions":
-        change_json(config, max_position_embeddings=1 << 20)
-    elif how == "a name as a width":
-        change_json(config, d_model="64")
-    elif how == "an adapter":
-        (folder / "adapter_config.json").write_text("{}")
-    elif how == "small vocabulary":
-        words.write_text(json.dumps(dict(list(json.loads(words.read_text()).items())[:-1])))
-    elif how == "vocabulary with a hole":
-        change_json(words, w0=1000)
-    elif how == "vocabulary of lists":
-        words.write_text("[1, 2]")
-    else:
-        config.write_text("{")
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "no weights",
-        "short weights",
-        "a pickle",
-        "weights of another model",
-        "pipe",
-        "endless configuration",
-        "code",
-        "another class",
-        "huge",
-        "other positions",
-        "a name as a width",
-        "an adapter",
-        "small vocabulary",
-        "vocabulary with a hole",
-        "vocabulary of lists",
-        "damaged configuration",
-    ],
-)
-def test_invalid_folders_are_refused_with_one_line(how: str, tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    exported(build(residual="post_ln"), folder)
-    break_folder(folder, how)
-    with pytest.raises((ValueError, OSError)) as refused:
-        load(folder)
-    assert str(folder) in str(refused.value) and "\n" not in str(refused.value)
 
 
 def tokenizer(folder: Path, **options: Any) -> Any:
@@ -362,7 +185,7 @@ def written(folder: Path, text: Text, model: Path | None, *dictionaries: Any) ->
         shutil.copy(model, folder / text.model)
     made = build(task=task, residual="post_ln")
     huggingface.write(made, *(task.source_dictionary, task.target_dictionary), folder)
-    huggingface.complete(folder, described(made, text))
+    huggingface.complete(folder, described(ENGINE, made, text))
     return folder
 
 

@@ -7,7 +7,6 @@ import json
 import logging
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,16 @@ import pytest
 import torch
 
 from conftest import ROOT
-from fairseq_resid import records
 from fairseq_resid.export import onnx, onnx_runner
-from fairseq_resid.export.engine import FORMAT, RECORD, Record, Search, Text, load
 from fairseq_resid.export.onnx_graph import DecoderStep, Encoder
-from support.engines import need
-from support.models import DICT, EOS, PAD, PRE, TASK, build, left_padded, sentences, shaken, stock
+from support.engines import exported, need, worst_difference
+from support.models import DICT, EOS, PAD, PRE, build, left_padded, sentences, shaken, stock
 from support.structures import each, each_variant
 
-from .test_ctranslate2 import as_words, worst_difference
 from .test_folding import SETTINGS
 
-pytestmark = [need("onnx"), pytest.mark.once]
+ENGINE = "onnx"
+pytestmark = [need(ENGINE), pytest.mark.once]
 SMALL = {
     **{f"{stack}_{name}": 16 for stack in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")},
     **{f"{stack}_attention_heads": 2 for stack in ("encoder", "decoder")},
@@ -37,32 +34,6 @@ SMALL = {
 TOLERANCE = 2e-5
 # Lengths of the sentences in each batch, without </s>. The graphs are traced with two unpadded sources of 5 words.
 SIZES = [(0,), (3, 9, 5, 2), (12, 1, 7)]
-
-
-def exported(model: Any, folder: Path, task: Any = TASK, quantization: str | None = None) -> Any:
-    """Write a model and its export.json into a folder, and return the engine."""
-    folder.mkdir(exist_ok=True)
-    onnx.write(model, task.source_dictionary, task.target_dictionary, folder, quantization)
-    record = Record(
-        FORMAT, "onnx", "1", "run", "checkpoint_last.pt", "data", {}, quantization, model.max_positions(),
-        Text("a", "b"), Search(),
-    )  # fmt: skip
-    records.write(folder / RECORD, record)
-    return load(folder, threads=1)
-
-
-@functools.cache
-def example() -> Path:
-    """Return an export folder that tests may copy but must not change."""
-    folder = Path(tempfile.mkdtemp(prefix="onnx-"))
-    exported(shaken(build(residual="post_ln", **SMALL), 7, 0.1), folder)
-    return folder
-
-
-def copied(folder: Path) -> Path:
-    for file in example().iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
-    return folder
 
 
 def batch(lengths: tuple[int, ...], words: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -126,7 +97,7 @@ def check_modules(model: Any, words: int = len(DICT)) -> None:
 @each
 def test_graphs_compute_structure_at_untraced_sizes(name: str, tmp_path: Path) -> None:
     model = shaken(build(residual=name, **SMALL), 7, 0.1)
-    check_engine(model, exported(model, tmp_path))
+    check_engine(model, exported(ENGINE, model, tmp_path))
 
 
 VARIANTS = [
@@ -140,7 +111,7 @@ VARIANTS = [
 @pytest.mark.parametrize(("name", "options"), VARIANTS, ids=str)
 def test_graphs_compute_structure_with_options(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     model = shaken(build(residual=name, **options, **SMALL), 7, 0.1)
-    check_engine(model, exported(model, tmp_path))
+    check_engine(model, exported(ENGINE, model, tmp_path))
 
 
 @each_variant
@@ -183,14 +154,14 @@ def test_modules_compute_stock_transformers(settings: dict[str, Any]) -> None:
 def test_stock_transformer_with_many_settings_can_be_exported(tmp_path: Path) -> None:
     learned = {"encoder_learned_pos": True, "decoder_learned_pos": True, "layernorm_embedding": True}
     model = shaken(stock(**{**SMALL, **PRE, **SCALINGS, **learned}), 7, 0.1)
-    check_engine(model, exported(model, tmp_path))
+    check_engine(model, exported(ENGINE, model, tmp_path))
 
 
 def test_model_with_two_dictionaries_and_widths_can_be_exported(tmp_path: Path) -> None:
     task = SETTINGS["two dictionaries"][1]
     widths = {"encoder_embed_dim": 32, "decoder_attention_heads": 4, "activation_fn": "gelu", "final_norm": "layer"}
     model = shaken(build(task=task, residual="rskip_ln", **{**SMALL, **widths}), 7, 0.1)
-    engine = exported(model, tmp_path, task)
+    engine = exported(ENGINE, model, tmp_path, task)
     check_engine(model, engine, len(task.source_dictionary))
     assert worst_difference(engine, model, task) < TOLERANCE
 
@@ -198,32 +169,14 @@ def test_model_with_two_dictionaries_and_widths_can_be_exported(tmp_path: Path) 
 @pytest.mark.parametrize("norm", ["rms", "scale", "dyt", "derf"])
 def test_model_with_another_norm_is_exported(norm: str, tmp_path: Path) -> None:
     model = shaken(build(residual="rskip_ln", norm=norm, final_norm="layer", **SMALL), 7, 0.1)
-    check_engine(model, exported(model, tmp_path))
-
-
-def test_scores_equal_those_of_fairseq_in_order() -> None:
-    model = shaken(build(residual="post_ln", **SMALL), 7, 0.1)
-    engine = load(example(), threads=1)
-    assert worst_difference(engine, model) < TOLERANCE
-    sources, targets = as_words(sentences(3, (9, 2, 5) * 12)), as_words(sentences(4, (1, 6, 0) * 12))
-    together = engine.score(sources, targets)
-    assert [len(row) for row in together] == [len(row) + 1 for row in targets]
-    alone = [engine.score([source], [target])[0] for source, target in zip(sources, targets, strict=True)]
-    assert np.concatenate(together) == pytest.approx(np.concatenate(alone), abs=1e-5)
-    assert engine.score([], []) == []
-
-
-def test_unknown_words_become_the_unknown_symbol() -> None:
-    known, unknown = load(example(), threads=1).score([["w1", "<unk>"], ["w1", "nonsense"]], [["w2"], ["<unk>"]])
-    again, also = load(example(), threads=1).score([["w1", "nonsense"], ["w1", "<unk>"]], [["w2"], ["more"]])
-    assert known == pytest.approx(again) and unknown == pytest.approx(also)
+    check_engine(model, exported(ENGINE, model, tmp_path))
 
 
 def test_int8_leaves_no_matrix_in_float32(tmp_path: Path) -> None:
     from onnx import TensorProto, load_model
 
     model = build(residual="sas", **SMALL)
-    assert 0 < worst_difference(exported(model, tmp_path, quantization="int8"), model) < 0.1
+    assert 0 < worst_difference(exported(ENGINE, model, tmp_path, quantization="int8"), model) < 0.1
     linears = {onnx_runner.ENCODER: 6 + 2 * 2, onnx_runner.STEP: 2 * 8 + 1}
     for name, least in linears.items():
         graph = load_model(str(tmp_path / name)).graph
@@ -237,7 +190,7 @@ def test_shared_embeddings_are_stored_once_per_graph(tmp_path: Path) -> None:
 
     sizes = {**SMALL, "encoder_embed_dim": 32, "decoder_embed_dim": 32}  # smaller tensors are merged anyway
     model = build(residual="post_ln", share_all_embeddings=True, **sizes)
-    assert exported(model, tmp_path)
+    assert exported(ENGINE, model, tmp_path)
     shape = sorted(model.decoder.embed_tokens.weight.shape)
     for name in (onnx_runner.ENCODER, onnx_runner.STEP):
         shapes = [sorted(tensor.dims) for tensor in load_model(str(tmp_path / name)).graph.initializer]
@@ -247,8 +200,10 @@ def test_shared_embeddings_are_stored_once_per_graph(tmp_path: Path) -> None:
 def test_int8_leaves_no_weights_in_a_second_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx, "EXTERNAL", 0)
     model = build(residual="post_ln", **SMALL)
-    assert exported(model, tmp_path / "float", quantization=None) and list((tmp_path / "float").glob("*.data"))
-    assert exported(model, tmp_path / "int8", quantization="int8") and not list((tmp_path / "int8").glob("*.data"))
+    for quantization, is_split in ((None, True), ("int8", False)):
+        folder = tmp_path / str(quantization)
+        assert exported(ENGINE, model, folder, quantization=quantization)
+        assert bool(list(folder.glob("*.data"))) == is_split
 
 
 def test_export_writes_its_files_and_leaves_the_model_unchanged(
@@ -292,19 +247,6 @@ def test_training_mode_and_unknown_quantization_are_refused(tmp_path: Path) -> N
     assert not list(tmp_path.iterdir())
 
 
-def test_sentences_longer_than_the_model_accepts_are_reported(tmp_path: Path) -> None:
-    folder = copied(tmp_path)
-    known = json.loads((folder / RECORD).read_text())
-    (folder / RECORD).write_text(json.dumps({**known, "longest": [8, 6]}))
-    engine = load(folder, threads=1)
-    assert len(engine.score([["w1"] * 7], [["w1"] * 5])[0]) == 6
-    with pytest.raises(ValueError, match="source 2: 8 subwords; the model accepts at most 7"):
-        engine.translate([["w1"], ["w1"] * 8], Search())
-    with pytest.raises(ValueError, match="target 1: 6 subwords; the model accepts at most 5"):
-        engine.score([["w1"]], [["w1"] * 6])
-    assert len(engine.translate([["w1"] * 3], Search(max_len_b=50))[0][0].tokens) <= 5
-
-
 RUN = """
 import json, sys
 from pathlib import Path
@@ -316,58 +258,10 @@ print(json.dumps([found, scores, [name for name in ("torch", "fairseq", "onnx") 
 """
 
 
-def test_translation_imports_neither_torch_nor_fairseq() -> None:
+def test_translation_imports_neither_torch_nor_fairseq(tmp_path: Path) -> None:
+    exported(ENGINE, build(residual="post_ln", **SMALL), tmp_path)
     done = subprocess.run(
-        [sys.executable, "-c", RUN, str(example())], capture_output=True, text=True, cwd=ROOT, check=True
+        [sys.executable, "-c", RUN, str(tmp_path)], capture_output=True, text=True, cwd=ROOT, check=True
     )
     found, scores, imported = json.loads(done.stdout)
     assert len(scores[0]) == len(found) + 1 and imported == [] and done.stderr == ""
-
-
-def break_folder(folder: Path, how: str) -> None:
-    encoder, step = folder / onnx_runner.ENCODER, folder / onnx_runner.STEP
-    words = folder / onnx_runner.VOCABULARIES[1]
-    if how == "no encoder":
-        encoder.unlink()
-    elif how == "short step":
-        step.write_bytes(step.read_bytes()[:5000])
-    elif how == "foreign step":
-        step.write_bytes(b"PK\x03\x04" + bytes(5000))
-    elif how == "encoder in place of the decoder step":
-        step.write_bytes(encoder.read_bytes())
-    elif how == "device":
-        step.unlink()
-        step.symlink_to("/dev/zero")
-    elif how == "small vocabulary":
-        words.write_text(json.dumps(json.loads(words.read_text())[:-1]))
-    elif how == "repeated word":
-        words.write_text(json.dumps([*json.loads(words.read_text())[:-1], "w0"]))
-    elif how == "no end":
-        words.write_text(json.dumps(["end" if word == "</s>" else word for word in json.loads(words.read_text())]))
-    elif how == "vocabulary of numbers":
-        words.write_text("[1, 2]")
-    else:
-        known = json.loads((folder / RECORD).read_text())
-        (folder / RECORD).write_text(json.dumps({**known, "longest": [1024, 10**6]}))
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "no encoder",
-        "short step",
-        "foreign step",
-        "encoder in place of the decoder step",
-        "device",
-        "small vocabulary",
-        "repeated word",
-        "no end",
-        "vocabulary of numbers",
-        "longest",
-    ],
-)
-def test_damaged_files_are_refused_with_one_line(how: str, tmp_path: Path) -> None:
-    break_folder(copied(tmp_path), how)
-    with pytest.raises((ValueError, OSError)) as refused:
-        load(tmp_path)
-    assert str(tmp_path) in str(refused.value) and "\n" not in str(refused.value)

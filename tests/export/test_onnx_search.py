@@ -10,11 +10,8 @@ import torch
 
 from fairseq_resid.export.engine import Search
 from fairseq_resid.export.onnx_runner import largest
-from support.engines import need
+from support.engines import as_words, exported, generated, need, speaking
 from support.models import PAD, sentences
-
-from .test_ctranslate2 import as_words, generated, speaking
-from .test_onnx import exported
 
 pytestmark = [need("onnx"), pytest.mark.once]
 SOURCES = sentences(3, (6, 2, 9, 4, 0, 12) * 4)
@@ -33,7 +30,7 @@ def model() -> Any:
 @pytest.fixture(scope="module")
 def engine(model: Any, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Return the exported model."""
-    return exported(model, tmp_path_factory.mktemp("speaking"))
+    return exported("onnx", model, tmp_path_factory.mktemp("speaking"))
 
 
 def check(engine: Any, model: Any, search: Search, prefixes: list[torch.Tensor] | None = None) -> list[Any]:
@@ -81,15 +78,6 @@ def test_prefix_longer_than_the_maximum_is_truncated(engine: Any, model: Any) ->
     prefixes = sentences(5, (5,) * TOGETHER)
     found = check(engine, model, Search(2, 1.0, 0, 3, 1, TOGETHER), prefixes)
     assert all(list(row[0].tokens) == prefix[:3] for row, prefix in zip(found, as_words(prefixes), strict=True))
-
-
-def test_translations_are_in_source_order(engine: Any) -> None:
-    search = Search(max_len_a=0, max_len_b=9, batch_size=5)
-    together = engine.translate(as_words(SOURCES), search)
-    alone = [engine.translate([source], search)[0] for source in as_words(SOURCES)]
-    assert [row[0].tokens for row in together] == [row[0].tokens for row in alone]
-    assert all(len(row) == 1 for row in together)
-    assert engine.translate([], search) == []
 
 
 def test_hypothesis_has_the_score_of_its_words(engine: Any) -> None:

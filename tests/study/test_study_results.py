@@ -148,10 +148,10 @@ def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
 
 
 def test_differences_by_difficulty(tmp_path: Path) -> None:
-    """sas is worse on the two easiest sentences, and better on the two hardest."""
+    """The quarters would be others if the NLL of only one arm decided which sentences are difficult."""
     trial = plan.read_study(written(tmp_path, TEXT.replace("[test, test1]", "{NLL: [test], BLEU: [test]}")))
     folder, notes = tmp_path / "trial", {}
-    for arm, gains in (("base", [0.0] * 8), ("sas", [0.1, 0.1, 0, 0, 0, 0, -0.4, -0.4])):
+    for arm, gains in (("base", [0.0] * 8), ("sas", [0, 3, 0, 0, 0, 0, -2.5, 0])):
         for seed in (1, 2):
             run = Planned("flat", arm, 0.002, seed)
             notes[run.name] = keep(folder, run, 3.0, structs.replace(trial, tests=("test",)))
@@ -165,10 +165,10 @@ def test_differences_by_difficulty(tmp_path: Path) -> None:
     found = results.build_results(trial, notes, folder)
     (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
     quarters = [one.effects["NLL"] for one in row.quarters]
-    assert [one.difference for one in quarters] == pytest.approx([0.1, 0, 0, -0.4], abs=1e-9)
+    assert [one.difference for one in quarters] == pytest.approx([0, 1.5, -1.25, 0], abs=1e-9)
     assert all(one.low is not None and one.low < one.difference for one in quarters)
     page = tables.markdown(found)
-    assert "| flat | sas | own best | NLL | +0.1000 [" in page and "divided into four equal parts" in page
+    assert "| flat | sas | own best | NLL | +0.0000 [" in page and "divided into four equal parts" in page
     for run in folder.glob("*.seed?"):
         (run / "decode/test.averaged.bleu.gz").write_bytes(gzip.compress((COUNTS * 7).encode()))
     with pytest.raises(ValueError, match="seed1: NLL of 8 sentences, but BLEU of 7"):
