@@ -124,7 +124,18 @@ def tables(results: StudyResults) -> list[StudyTable]:
         for one in results.tuned
     ]
     found.append(StudyTable("Tuning: validation NLL", ("setting", "arm", "best", "all values"), tried, 4, ("tuning",)))
-    return [table for table in found if table.rows]
+    return [without_empty_columns(table) for table in found if table.rows]
+
+
+def without_empty_columns(table: StudyTable) -> StudyTable:
+    """Leave out columns without content, such as those of intervals if there is only one seed."""
+    kept = [column for column in range(len(table.headings)) if any(row[column] for row in table.rows)]
+    return replace(
+        table,
+        headings=[table.headings[column] for column in kept],
+        rows=[[row[column] for column in kept] for row in table.rows],
+        left=sum(column < table.left for column in kept),
+    )
 
 
 def scores(results: StudyResults) -> StudyTable:

@@ -315,6 +315,13 @@ def test_summary_names_arms_that_are_worse_diverged_or_not_compared(file: Path, 
     ]
 
 
+def test_columns_without_content_are_left_out() -> None:
+    rows = [["a", "", "1", "", ""], ["b", "", "", "2", ""]]
+    shown = tables.without_empty_columns(tables.StudyTable("title", ["arm", "at", "p", "q", "r"], rows, 2))
+    assert (shown.headings, shown.left) == (["arm", "p", "q"], 1)
+    assert shown.rows == [["a", "1", ""], ["b", "", "2"]]
+
+
 def test_incomplete_study_gives_results_so_far(file: Path, tmp_path: Path) -> None:
     trial = plan.read_study(file)
     folder = tmp_path / "trial"
