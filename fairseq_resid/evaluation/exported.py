@@ -135,9 +135,11 @@ def of_run(record: Record, subset: str, signature: str, data: Path, search: Sear
     file = run.file(record.checkpoint)
     note = records.remembered(run.file("averaged.json"), AverageNote)
     averaged = [one.file for one in note.inputs] if note else []
+    updates = run.training_summary().num_updates  # None without a log, for example if the folder contains scores only
     reasons = {
         "other data": not is_same_folder(data, Path(results.data or record.data)),
         "other decoding settings": not is_decoded_with(results.decoding, search),
+        "training went on after the scoring": updates is not None and updates != results.training.num_updates,
         f"{record.checkpoint} has changed since it was scored": model == "averaged"
         and averaged != results.averaged_checkpoints,
         f"{record.checkpoint} has changed since the export": bool(record.sha256)

@@ -21,14 +21,14 @@ from fairseq_resid.connections.folding import as_post_norm
 from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.data.text.segmentation import Segmenter
 from fairseq_resid.evaluation import evaluate, translate
-from fairseq_resid.evaluation.exported import is_same_folder
+from fairseq_resid.evaluation.exported import is_same_folder, of_run
 from fairseq_resid.export import engine as engines
 from fairseq_resid.export import export
-from fairseq_resid.export.engine import Hypothesis
+from fairseq_resid.export.engine import Hypothesis, Search
 from fairseq_resid.export.proof import bleu_of
 from fairseq_resid.export.translator import Translator
 from fairseq_resid.files import read_lines
-from fairseq_resid.runs.run import ByModel, Results, TrainingSummary
+from fairseq_resid.runs.run import AverageNote, ByModel, FileState, Results, Run, TrainingSummary
 from fairseq_resid.tasks.text import scoring
 from support.engines import need
 
@@ -177,6 +177,33 @@ def test_evaluate_shows_bleu_of_export_and_of_its_run(
     (tmp_path / "out" / "spm.model").write_bytes((corpus / "spm.model").read_bytes() + b"\x1a\x00")
     assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 2
     assert "spm.model, whose subwords the exported model was trained with" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "averaged", "updates", "expected"),
+    [
+        ("checkpoint_last.pt", "checkpoint2.pt", 50, "fairseq, checkpoint_last.pt of run: 2.00"),
+        ("averaged.pt", "checkpoint2.pt", 50, "fairseq, averaged.pt of run: 1.00"),
+        ("averaged.pt", "checkpoint1.pt", 50, "not compared with the run: averaged.pt has changed since it was scored"),
+        ("checkpoint_last.pt", "checkpoint2.pt", 40, "not compared with the run: training went on after the scoring"),
+    ],
+)
+def test_score_of_a_run_is_shown_only_if_the_run_is_unchanged(
+    tmp_path: Path, checkpoint: str, averaged: str, updates: int, expected: str
+) -> None:
+    """The run ends at update 50, and its averaged.pt is made from checkpoint2.pt."""
+    run = Run(tmp_path / "run")
+    run.path.mkdir()
+    run.train_log.write_text('2026-01-02 03:04:05 | INFO | train | {"num_updates": "50"}\n')
+    note = AverageNote([FileState("checkpoint2.pt", 1, 1)], FileState("averaged.pt", 1, 1))
+    records.write(run.file("averaged.json"), note)
+    decoding = {"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50"}
+    training, scores = TrainingSummary(num_updates=updates), ByModel(averaged=1.0, last=2.0)
+    results = Results("", 1, "tiny", "test", training, scores, "", averaged_checkpoints=[averaged], decoding=decoding)
+    records.write(run.results(), results)
+    text = engines.Text("a", "b")
+    record = engines.Record(1, "onnx", "1", str(run.path), checkpoint, "data", {}, None, (9, 9), text, Search())
+    assert of_run(record, "test", "", Path("data"), Search()) == f"({expected})"
 
 
 @pytest.mark.parametrize(
