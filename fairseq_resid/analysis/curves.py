@@ -20,7 +20,7 @@ from .. import records
 from ..cli import frame
 from ..foreign import say
 from ..runs.run import SESSION, Run, RunRecord, distinct_names, drop_later, log_record
-from ..runs.training_command import OWN_FLAGS, TrainingCommand
+from ..runs.training_command import TrainingCommand
 from .results import MOST, MOST_UPDATES
 from .style import COLOURS, figure, plain
 
@@ -104,7 +104,7 @@ def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run in runs:
         record = records.remembered(run.record, RunRecord)
         command = TrainingCommand.parse(record.command) if record else None
-        same, seed = (tuple(command.without(OWN_FLAGS).argv), command.value("--seed", "1")) if command else ((), "")
+        same, seed = (tuple(command.setting().argv), command.value("--seed", "1")) if command else ((), "")
         if not command or seed in seeds.setdefault(same, set()):  # a repeated run says nothing about other seeds
             same = (str(run.path.resolve()),)
         else:

@@ -23,7 +23,7 @@ from rich.console import Console
 from .. import records
 from ..cli import frame
 from ..runs.run import EVALUATE, Results, Run, RunRecord, distinct_names
-from ..runs.training_command import OWN_FLAGS, TrainingCommand
+from ..runs.training_command import TrainingCommand
 from ..tasks import kinds
 from ..tasks.protocol import LAST, Candidate, TableRows, Task
 from . import layout
@@ -61,7 +61,7 @@ def setting_and_seed(run: Run) -> tuple[str, str]:
     if record is None:
         return str(run.path.resolve()), ""
     command = TrainingCommand.parse(record.command)
-    return json.dumps(command.without(OWN_FLAGS).argv), command.value("--seed", "1")
+    return json.dumps(command.setting().argv), command.value("--seed", "1")
 
 
 def with_distinct_names(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -16,6 +16,9 @@ FLAG = re.compile(r"--?[A-Za-z]")
 SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
 # Flags that may differ between runs with the same settings.
 OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
+# Values of flags that train the same model: the first is compared as if it were the second.
+CHUNKED = "chunked_label_smoothed_cross_entropy"
+EQUIVALENTS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {("--criterion", (CHUNKED,)): ("label_smoothed_cross_entropy",)}
 
 
 def split(text: str) -> list[str]:
@@ -105,6 +108,14 @@ class TrainingCommand:
         dropped = set(flags)
         return replace(self, flags=tuple(group for group in self.flags if group[0] not in dropped))
 
+    def setting(self) -> TrainingCommand:
+        """Return what is equal for runs that differ only by seed: without OWN_FLAGS, and with EQUIVALENTS replaced."""
+        return self.without(OWN_FLAGS).with_equivalents()
+
+    def with_equivalents(self) -> TrainingCommand:
+        """Return the command with the values in EQUIVALENTS replaced."""
+        return replace(self, flags=tuple((flag, EQUIVALENTS.get((flag, given), given)) for flag, given in self.flags))
+
     def only(self, flags: Iterable[str]) -> TrainingCommand:
         """Return only some flags, each once, in the given order."""
         given = dict(self.flags)
@@ -115,12 +126,12 @@ class TrainingCommand:
         return TrainingCommand(other.data or self.data, (*self.flags, *other.flags))
 
     def changes(self, now: TrainingCommand) -> list[str]:
-        """Return the changes from this command to `now`, a phrase for each flag.
+        """Return the changes of settings from this command to `now`, a phrase for each flag.
 
         >>> TrainingCommand.parse(["--lr", "1"]).changes(TrainingCommand.parse(["--lr", "2", "--bf16"]))
         ['--lr was 1, now 2', '--bf16 was not given, now given']
         """
-        old, new = dict(self.flags), dict(now.flags)
+        old, new = (dict(command.with_equivalents().flags) for command in (self, now))
 
         def shown(given: dict[str, tuple[str, ...]], flag: str) -> str:
             return "not given" if flag not in given else " ".join(given[flag]) or "given"

@@ -47,6 +47,18 @@ def test_changes_do_not_depend_on_the_order_of_flags() -> None:
     assert parse(["a", "--x=1", "--y", "2"]).changes(parse(["a", "--y", "2", "--x", "1"])) == []
 
 
+def test_chunked_criterion_is_the_setting_that_it_computes() -> None:
+    chunked, fairseqs = (
+        parse(["a", "--criterion", name, "--label-smoothing", "0.1", "--seed", "1"])
+        for name in ("chunked_label_smoothed_cross_entropy", "label_smoothed_cross_entropy")
+    )
+    assert chunked.changes(fairseqs) == fairseqs.changes(chunked) == []
+    assert chunked.setting() == fairseqs.setting() == fairseqs.without(["--seed"])
+    assert chunked.changes(parse(["a", "--criterion", "cross_entropy", "--label-smoothing", "0.1", "--seed", "1"])) == [
+        "--criterion was label_smoothed_cross_entropy, now cross_entropy"
+    ]
+
+
 @pytest.mark.parametrize("words", ["--n", "--n 1 2", "--n x", "--n 0", "--n -1", "--n 1.5", "--n ٣", f"--n {10**18}"])
 def test_value_that_is_not_a_whole_number_is_reported(words: str) -> None:
     with pytest.raises(ValueError, match=f"^{words.rstrip()} ?: must be one whole number, 1 or more"):
