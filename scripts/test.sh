@@ -4,17 +4,18 @@ set -euo pipefail
 
 usage() {
     cat <<'EOF'
-usage: scripts/test.sh [--all] [--no-lint] [--references] [--] [PYTEST ARGUMENTS]
+usage: scripts/test.sh [--all] [--lint-only] [--no-lint] [--references] [--] [PYTEST ARGUMENTS]
 
 Creates or repairs the environment (scripts/setup.sh --with-tests), then runs ruff, mypy, import-linter,
 shellcheck and the core tests: mathematics, models, decoding, averaging, checkpoints. This takes about
-five minutes on two cores; --all takes half an hour. All checks run even if one fails. The exit code is
+seven minutes on two cores; --all takes half an hour. All checks run even if one fails. The exit code is
 that of the first check that failed.
 
 All other arguments are passed to pytest. With such arguments, it selects from all tests, not only from the core tests:
 `scripts/test.sh --no-lint -k gate` runs every test whose name contains "gate".
 
   --all          all tests: also training, data, images, studies, reports and whole commands
+  --lint-only    linters only
   --no-lint      pytest only
   --references   also install reference implementations of some structures (constraints/references.txt) and
                  compare ours with them; otherwise these tests are skipped
@@ -23,7 +24,7 @@ The environment variables are those of scripts/setup.sh; see its --help.
 EOF
 }
 
-lint=yes all="" references=""
+lint=yes tests=yes all="" references=""
 while (($#)); do
     case $1 in
         -h | --help)
@@ -31,6 +32,7 @@ while (($#)); do
             exit 0
             ;;
         --all) all=yes ;;
+        --lint-only) tests="" ;;
         --no-lint) lint="" ;;
         --references) references=yes ;;
         --)
@@ -101,7 +103,9 @@ if [[ -n $lint ]]; then
     stage import-linter lint-imports
     stage shellcheck check_shell
 fi
-if (($# == 0)) && [[ -z $all ]]; then set -- --core; fi
-# Two workers, each with one thread (tests/conftest.py). A crashed worker ends the run.
-stage pytest python -m pytest -n 2 --dist worksteal --max-worker-restart=0 "$@"
+if [[ -n $tests ]]; then
+    if (($# == 0)) && [[ -z $all ]]; then set -- --core; fi
+    # Two workers, each with one thread (tests/conftest.py). A crashed worker ends the run.
+    stage pytest python -m pytest -n 2 --dist worksteal --max-worker-restart=0 "$@"
+fi
 exit "$first_failure"

@@ -33,7 +33,7 @@ from ..cli.progress import Progress
 from ..fairseq_patches import check_finite, load_checkpoint
 from ..files import replacing, sha256, zip_damage
 from ..foreign import say
-from ..runs.run import Numbering, Run
+from ..runs.run import Numbering, Run, saved_at
 from ..runs.trained_on import num_updates, setting
 
 # The names that fairseq-train gives to checkpoints.
@@ -73,11 +73,23 @@ def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> li
     return numbered[-last:]
 
 
-def epoch_checkpoints(folder: Path, first: int, last: int) -> list[Path]:
-    """Return the checkpoints of epochs `first` to `last`.
+def epoch_checkpoints(folder: Path, first: int, last: int, by: Numbering | None = None) -> list[Path]:
+    """Return the checkpoints of epochs `first` to `last`: one for each epoch, or all that were saved by updates.
 
-    Raises: ValueError naming the first missing checkpoint.
+    by: see `last_checkpoints`; None also selects the update-numbered checkpoints of a folder without others
+    Raises: ValueError naming the first missing checkpoint, or the epochs whose checkpoints were deleted.
     """
+    run = Run(folder)
+    saved = run.numbered("update") if by != "epoch" else []
+    if saved and (by == "update" or not run.numbered("epoch")):
+        files = [file for file in saved if first <= saved_at(file)[0] <= last]
+        # fairseq deletes the oldest checkpoints first: an older one shows that all of these are there.
+        if not files or saved_at(saved[-1])[0] < last or (first > 1 and saved[0] == files[0]):
+            raise ValueError(
+                f"{folder}: --epochs {first}-{last} requires all checkpoints of these epochs, and an earlier one; "
+                "keep them with a larger --keep-interval-updates"
+            )
+        return files
     files = []
     for number in range(first, last + 1):
         file = folder / f"checkpoint{number}.pt"

@@ -81,10 +81,9 @@ def averages_of(path: Path, settings: Settings) -> dict[str, list[Path]]:
     Raises: see `averaging.last_checkpoints` and, if `settings` requires all epochs, `averaging.epoch_checkpoints`.
     """
     averages = {"averaged": averaging.last_checkpoints(path, settings.last, settings.by)}
-    if settings.epochs:
-        first, last = settings.epochs
+    for first, last in settings.epochs:
         try:
-            averages[f"epochs{first}-{last}"] = averaging.epoch_checkpoints(path, first, last)
+            averages[f"epochs{first}-{last}"] = averaging.epoch_checkpoints(path, first, last, settings.by)
         except ValueError:
             if settings.are_epochs_required:
                 raise

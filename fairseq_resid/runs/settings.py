@@ -30,14 +30,14 @@ RANGE = re.compile(r"([1-9][0-9]{0,8})-([1-9][0-9]{0,8})")
 class Settings:
     """Settings for averaging and decoding.
 
-    last, by: number and kind of the checkpoints to average; epochs: first and last epoch of an additional average
+    last, by: number and kind of the checkpoints to average; epochs: first and last epoch of each additional average
     are_epochs_required: whether missing epochs are an error; a run may end before the epochs in its recipe
     decoding: options of fairseq-generate, without leading dashes
     """
 
     last: int = LAST
     by: Numbering | None = None
-    epochs: tuple[int, int] | None = None
+    epochs: tuple[tuple[int, int], ...] = ()
     are_epochs_required: bool = True
     decoding: Mapping[str, str] = field(default_factory=lambda: dict(DECODING))
 
@@ -52,7 +52,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"average the last N numbered checkpoints (default {LAST})",
     )
     add("--by", choices=("epoch", "update"), help="average checkpointN.pt (epoch) or checkpoint_E_U.pt (update)")
-    add("--epochs", type=_range, metavar="FIRST-LAST", help="also score the average of the checkpoints of these epochs")
+    add(
+        "--epochs",
+        type=_range,
+        action="append",
+        metavar="FIRST-LAST",
+        help="also score the average of the checkpoints of these epochs; can be repeated",
+    )
     add("--beam", type=integer(1, MOST_BEAM), metavar="N", help=f"beam size (default {DECODING['beam']})")
     add("--lenpen", type=_number, metavar="X", help=f"length penalty (default {DECODING['lenpen']})")
     add(
@@ -113,4 +119,4 @@ def of(run: Run, given: argparse.Namespace | None = None) -> Settings:
         if (found := value(name, None)) is not None:
             decoding[name.replace("_", "-")] = str(found) if isinstance(found, int) else f"{found:g}"
     is_given = getattr(given, "epochs", None) is not None
-    return Settings(value("last", LAST), value("by", None), value("epochs", None), is_given, decoding)
+    return Settings(value("last", LAST), value("by", None), tuple(value("epochs", ())), is_given, decoding)

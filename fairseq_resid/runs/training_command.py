@@ -18,7 +18,9 @@ SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch
 OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
 # Values of flags that train the same model: the first is compared as if it were the second.
 CHUNKED = "chunked_label_smoothed_cross_entropy"
-EQUIVALENTS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {("--criterion", (CHUNKED,)): ("label_smoothed_cross_entropy",)}
+EQUIVALENTS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {
+    ("--criterion", (CHUNKED,)): ("label_smoothed_cross_entropy",)
+}
 
 
 def split(text: str) -> list[str]:

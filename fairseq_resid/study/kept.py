@@ -122,8 +122,8 @@ def scoring_terms(study: Study, run: Planned) -> dict[str, Any]:
     found: dict[str, Any] = {"evaluate": decoding} if decoding else {}
     if run.is_tuning and tuning is not None:
         return {**found, **({"average": tuning.average} if averages else {}), "seed": tuning.seed}
-    if study.epochs is not None:
-        found["epochs"] = list(study.epochs)
+    if study.epochs:
+        found["epochs"] = [one if isinstance(one, int) else list(one) for one in study.epochs]
     return {**found, **({"average": study.average} if averages else {}), "measure": study.measure, "tests": tests}
 
 

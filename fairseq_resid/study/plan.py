@@ -52,6 +52,8 @@ class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     average: number of last checkpoints to average
     factor: ratio between the next value beyond the edge and the value at the edge (its inverse at the lower edge)
     least, most: bounds on the values beyond the grid
+    setting: the only setting in which the flag is tuned; the others use the values chosen there. By default, the flag
+        is tuned in every setting
     """
 
     flag: str
@@ -62,6 +64,11 @@ class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     factor: float = 2.0
     least: float = 0.0
     most: float = math.inf
+    setting: str = ""
+
+    def tuned_in(self, setting: str) -> str:
+        """Return the setting in which the flag is tuned for a setting."""
+        return self.setting or setting
 
 
 def rounded(value: float) -> float:
@@ -98,7 +105,8 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     flags: flags of all runs; arms, settings: their flags, by name; baseline: the arm that the others are compared with
     measure: NLL or BLEU for translation, CIDEr for captions, error for images; to be fixed before the runs
     tests: the test sets, scored together; or test sets by measure
-    epochs: first and last epoch of an additional average, scored for every run that trains long enough
+    epochs: first and last epoch of an additional average, or a list of such pairs, scored for every run that trains
+        longer
     average: number of last checkpoints to average, for translation; analyze: number of seeds per arm to analyse
     plan: the comparisons, most important first
     contrasts: further comparisons on all seeds of each group, "SETTING ARM [VALUE]": the first minus the second, or
@@ -117,7 +125,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     measure: str = "NLL"
     tests: tuple[str, ...] | dict[str, tuple[str, ...]] = ("test",)
     average: int = 10
-    epochs: tuple[int, int] | None = None
+    epochs: tuple[int | tuple[int, int], ...] = ()
     analyze: int = 0
     tuning: Tuning | None = None
     contrasts: tuple[tuple[str, ...], ...] = ()
@@ -126,6 +134,15 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     def task(self) -> Task[Any]:
         """The task that its models are trained on."""
         return kinds.of_measure(self.measure)
+
+    @property
+    def windows(self) -> tuple[tuple[int, int], ...]:
+        """The first and last epoch of each additional average; none if `epochs` is neither a pair nor pairs."""
+        numbers = [one for one in self.epochs if isinstance(one, int)]
+        pairs = [one for one in self.epochs if not isinstance(one, int)]
+        if numbers and not pairs and len(numbers) == 2:
+            return ((numbers[0], numbers[1]),)
+        return () if numbers else tuple(pairs)
 
     def tests_of(self, measure: str) -> tuple[str, ...]:
         """Return the test sets for a measure."""
@@ -251,10 +268,12 @@ def _check(study: Study) -> None:
         tests = study.tests_of(measure)
         if not tests or len(set(tests)) < len(tests):
             raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: must be one or more different test sets")
-    if study.epochs is not None and not 1 <= study.epochs[0] <= study.epochs[1] <= MOST_EPOCHS:
+    if bool(study.epochs) != bool(study.windows) or not all(
+        1 <= first <= last <= MOST_EPOCHS for first, last in study.windows
+    ):
         raise ValueError(
-            f"epochs: {study.epochs[0]}, {study.epochs[1]}: must be two epochs in order, up to {MOST_EPOCHS}, such as "
-            "[41, 50]"
+            f"epochs: {', '.join(map(str, study.epochs))}: must be two epochs in order, up to {MOST_EPOCHS}, such as "
+            "[41, 50], or a list of such pairs"
         )
     tuning = study.tuning
     numbers: dict[str, tuple[float, float, float]] = {
@@ -279,6 +298,8 @@ def _check(study: Study) -> None:
                 raise ValueError(f"tuning: {name}: {bound:g}: must be a number")
         if not 0 < tuning.length <= 1:
             raise ValueError(f"tuning: length: {tuning.length:g}: must be above 0 and at most 1")
+        if tuning.setting and tuning.setting not in study.settings:
+            raise ValueError(f"tuning: setting: {tuning.setting}: choose from {', '.join(study.settings)}")
     for number, step in enumerate(study.plan, start=1):
         if step.setting not in study.settings:
             choices = ", ".join(study.settings)
@@ -411,6 +432,7 @@ def check_study(study: Study, path: Path) -> None:
                 if study.task.has_averages:
                     count = study.tuning.average if is_tuning and study.tuning else study.average
                     check_average(requested.command, count, settings.parse(requested.evaluate).by)
+                    check_windows(requested.command, () if is_tuning else study.windows)
                 check_tests(requested.command, study.all_tests, is_tuning)
             except ValueError as error:
                 raise ValueError(f"{path}: {arm} in {setting}: {error}") from None
@@ -450,6 +472,15 @@ def check_average(command: TrainingCommand, count: int, by: Numbering | None = N
         kept = 0 if command.get(flag) == ("-1",) else command.integer(flag, 0, least=0) or 0
         if 0 < kept < count:
             raise ValueError(f"average: {count}, but {flag} {kept} keeps fewer checkpoints")
+
+
+def check_windows(command: TrainingCommand, windows: Sequence[tuple[int, int]]) -> None:
+    """Raise ValueError if a training run deletes checkpoints of an additional average before it ends."""
+    longest = command.integer("--max-epoch", 0, least=0) or math.inf
+    for first, last in windows:
+        for flag in ("--keep-interval-updates", "--keep-last-epochs"):
+            if longest > last and command.value(flag, "-1") not in ("-1", "0"):
+                raise ValueError(f"epochs: {first}, {last}: {flag} deletes their checkpoints; set it to -1")
 
 
 def check_tests(command: TrainingCommand, tests: Sequence[str], is_tuning: bool = False) -> None:
@@ -508,7 +539,9 @@ def choices(study: Study, nll: Mapping[Planned, float]) -> dict[tuple[str, str],
         tried = {
             run.value: value
             for run, value in nll.items()
-            if run.is_tuning and (run.setting, run.arm) == (setting, arm) and run.value is not None
+            if run.is_tuning
+            and (run.setting, run.arm) == (study.tuning.tuned_in(setting), arm)
+            and run.value is not None
         }
         found[setting, arm] = choose_value(study.tuning, tried)
     return found
@@ -541,7 +574,7 @@ def runs(study: Study, nll: Mapping[Planned, float]) -> Iterator[Planned]:
             for arm in _tuned(study, step):
                 choice = known[step.setting, arm]
                 found += [
-                    Planned(step.setting, arm, value, study.tuning.seed, True)
+                    Planned(study.tuning.tuned_in(step.setting), arm, value, study.tuning.seed, True)
                     for value in (*choice.tried, *choice.to_try)
                 ]
         for seed in range(1, step.seeds + 1):

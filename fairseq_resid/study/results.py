@@ -358,7 +358,7 @@ def build_results(
                 choice.best,
             )
             for (setting, arm), choice in known.items()
-            if choice.tried
+            if choice.tried and study.tuning is not None and study.tuning.tuned_in(setting) == setting
         ],
         machines=dict(Counter(map(machine, sessions)).most_common()),
         missing=[run.name for run in plan.runs(study, nll) if run.name not in notes],

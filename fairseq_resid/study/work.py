@@ -122,10 +122,12 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     """
     tuning = study.tuning
     last = tuning.average if run.is_tuning and tuning else study.average
-    settings = replace(evaluation_settings.of(folder), last=last, epochs=None)
-    epochs = folder.numbered("epoch")
-    if study.epochs and not run.is_tuning and epochs and saved_at(epochs[-1])[0] >= study.epochs[1]:
-        settings = replace(settings, epochs=study.epochs, are_epochs_required=True)
+    settings = replace(evaluation_settings.of(folder), last=last, epochs=())
+    saved = folder.numbered("epoch") or folder.numbered("update")
+    if saved and not run.is_tuning:
+        trained = saved_at(saved[-1])[0]
+        windows = tuple(window for window in study.windows if window[1] < trained)
+        settings = replace(settings, epochs=windows, are_epochs_required=True)
     valid, *jobs = [job.find_job(folder.path, None, settings, subset, False) for subset in ("valid", *study.all_tests)]
     nll = valid_nll(valid)
     if not all(map(math.isfinite, nll.values())):

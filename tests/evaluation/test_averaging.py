@@ -179,7 +179,20 @@ def test_too_few_files_are_reported(folder: Path) -> None:
 
 def test_endless_range_of_epochs_stops_at_first_missing(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"checkpoint\d+\.pt: no such checkpoint; --epochs 1-1000000000000 requires"):
-        averaging.epoch_checkpoints(folder, 1, 10**12)
+        averaging.epoch_checkpoints(folder, 1, 10**12, "epoch")
+
+
+def test_epochs_select_all_their_update_numbered_checkpoints(tmp_path: Path) -> None:
+    for epoch, update in ((1, 10), (1, 20), (2, 30), (3, 40), (3, 50), (4, 60)):
+        (tmp_path / f"checkpoint_{epoch}_{update}.pt").touch()
+    found = [[file.name for file in averaging.epoch_checkpoints(tmp_path, first, 3)] for first in (1, 2)]
+    names = ["checkpoint_2_30.pt", "checkpoint_3_40.pt", "checkpoint_3_50.pt"]
+    assert found == [["checkpoint_1_10.pt", "checkpoint_1_20.pt", *names], names]
+    (tmp_path / "checkpoint_1_10.pt").unlink()
+    (tmp_path / "checkpoint_1_20.pt").unlink()
+    for first, last in ((2, 3), (4, 5), (5, 5)):  # epoch 2 may have had more checkpoints; epoch 5 has none
+        with pytest.raises(ValueError, match=f"--epochs {first}-{last} requires all checkpoints of these epochs"):
+            averaging.epoch_checkpoints(tmp_path, first, last)
 
 
 def test_mixed_checkpoint_kinds_require_the_by_flag(folder: Path) -> None:

@@ -248,7 +248,7 @@ def test_flags_override_the_recipe_which_overrides_defaults(tmp_path: Path) -> N
     assert settings.of(run).decoding == settings.DECODING
     write_record(run, "--beam", "5", "--lenpen", "1", "--last", "3", "--by", "epoch")
     found = settings.of(run, settings.parse(["--beam", "2", "--epochs", "4-6"]))
-    assert (found.last, found.by, found.epochs) == (3, "epoch", (4, 6))
+    assert (found.last, found.by, found.epochs) == (3, "epoch", ((4, 6),))
     assert found.decoding == {**settings.DECODING, "beam": "2", "lenpen": "1"}
     write_record(run, "--beams", "5")
     with pytest.raises(ValueError, match=r"run\.json: evaluate: .*--beams"):

@@ -260,6 +260,29 @@ def test_runs_are_ordered_by_tuning_and_seed(file: Path) -> None:
     assert plan.undetermined_runs(trial, nll) == 4
 
 
+def test_flag_tuned_in_one_setting_has_the_same_value_in_all(tmp_path: Path) -> None:
+    text = TEXT.replace("tuning: {", "tuning: {setting: flat, ")
+    trial = plan.read_study(written(tmp_path, text))
+    assert {run.setting for run in plan.runs(trial, {}) if run.is_tuning} == {"flat"}
+    nll = {Planned("flat", arm, lr, 100, True): abs(lr - best)
+           for arm, best in (("base", 0.002), ("sas", 0.0039)) for lr in (0.001, 0.002, 0.004, 0.008)}  # fmt: skip
+    found = {(run.setting, run.arm, run.value) for run in plan.runs(trial, nll) if not run.is_tuning}
+    assert {("deep", "base", 0.002), ("deep", "sas", 0.004)} < found
+    assert plan.undetermined_runs(trial, nll) == 0
+    with pytest.raises(ValueError, match="tuning: setting: steep: choose from flat, deep"):
+        plan.read_study(written(tmp_path, text.replace("setting: flat", "setting: steep", 1)))
+
+
+def test_additional_averages_must_be_kept_until_the_end() -> None:
+    def check(flags: str) -> None:
+        plan.check_windows(TrainingCommand.parse(flags.split()), ((11, 12), (23, 24)))
+
+    check("--max-epoch 12 --keep-interval-updates 10")
+    check("--max-epoch 36 --keep-interval-updates -1")
+    with pytest.raises(ValueError, match="epochs: 11, 12: --keep-interval-updates deletes their checkpoints"):
+        check("--max-epoch 36 --keep-interval-updates 10")
+
+
 def test_study_without_tuning_needs_no_values(tmp_path: Path) -> None:
     lines = [line for line in TEXT.splitlines() if not re.search("tuning|baseline}|sas 0.002", line)]
     trial = plan.read_study(written(tmp_path, "\n".join(lines)))

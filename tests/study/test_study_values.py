@@ -77,6 +77,9 @@ def step(arms: list[str], seeds: int, at: str | float) -> list[dict[str, Any]]:
         ({"tests": {"BLEU": ["test"]}}, "tests: BLEU: must be one list for each of NLL and BLEU"),
         ({"tests": {"BLEU": ["test"], "NLL": []}}, "tests: no test set"),
         ({"epochs": [5, 4]}, "epochs: 5, 4: must be two epochs"),
+        ({"epochs": [5]}, "epochs: 5: must be two epochs"),
+        ({"epochs": [5, [6, 7]]}, r"epochs: 5, \(6, 7\): must be two epochs"),
+        ({"epochs": [[1, 2], [4, 3]]}, r"epochs: \(1, 2\), \(4, 3\): must be two epochs"),
         ({"contrasts": [["recipe sas 0.05", "recipe post_ln"]]}, "the plan runs sas in recipe at 0.005 only"),
     ],
 )  # fmt: skip
@@ -122,6 +125,8 @@ def test_runs_scored_with_different_recipe_or_epochs_are_refused(tmp_path: Path)
     assert kept.scoring_terms(study, run)["evaluate"] == ["--beam", "5"] and kept.scoring_terms(study, run)[
         "epochs"
     ] == [2, 3]
+    pairs = read(tmp_path, recipe=str(recipe), epochs=[[2, 3], [5, 6]])
+    assert pairs.windows == ((2, 3), (5, 6)) and kept.scoring_terms(pairs, run)["epochs"] == [[2, 3], [5, 6]]
     tuning = Planned("recipe", "sas", 0.01, 100, True)
     assert kept.scoring_terms(study, tuning)["evaluate"] == ["--beam", "5"] and "epochs" not in kept.scoring_terms(
         study, tuning

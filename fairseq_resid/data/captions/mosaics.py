@@ -45,10 +45,10 @@ class Mosaic:
 
     def draw(self, photographs: np.ndarray) -> np.ndarray:
         """Return the mosaic of photographs (n, 3, H, W) as bytes (2H, 3W, 3), on a black background."""
-        size = photographs.shape[2:]
-        picture = np.zeros((ROWS * size[0], COLUMNS * size[1], 3), np.uint8)
+        _, _, height, width = photographs.shape
+        picture = np.zeros((ROWS * height, COLUMNS * width, 3), np.uint8)
         for cell, index in self.cells.items():
-            left, top, right, bottom = self.box(cell, size)
+            left, top, right, bottom = self.box(cell, (height, width))
             picture[top:bottom, left:right] = photographs[index].transpose(1, 2, 0)
         return picture
 
