@@ -39,7 +39,8 @@ class LayerCombination(ResidualConnection):
     Source:   Wang 2019, DLCL, arXiv 1906.01787, and the authors' code (wangqiangneu/dlcl,
               fairseq/modules/layer_history.py), whose only and default history type is learnable_dense.
               fairseq/modules/dlcl.py with its default options is the same formula; its other options are left out:
-              vectors as weights, softmax over the weights, a window of layers, dropout of x, weights that start at 1.
+              vectors as weights, fixed weights, weights that start at 1, softmax over the weights, a window of layers,
+              a norm of y_0, dropout of the combinations.
               The formulas in the docstring of dlcl.py also normalise y_0 (pre) and x_1 (post). The code does neither,
               and we follow the code. Its weight matrix is stored by rows, each at the site that computes the sum.
     Start:    w_{l+1,k} = 1 / (l + 1), so that x_{l+1} is a mean
