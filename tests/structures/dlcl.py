@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from support.formulas import layer_norm
-from support.stacks import C, Stack, branches, by_layer, parameters
+from support.stacks import C, Stack, branches, by_layer
 
 EXAMPLES = [{"dlcl_norm": "pre"}, {"dlcl_norm": "post"}]
 VARIANTS = {"post": {"dlcl_norm": "post"}}
@@ -58,13 +58,18 @@ def last_sites(stack):
 
 
 def stack(stack, x):
-    norms = [(site.layer_norm.weight, site.layer_norm.bias) for site in last_sites(stack)]
-    end = (stack.end.weight, stack.end.bias) if stack.options.dlcl_norm == "pre" else None
-    return dlcl(x, by_layer(stack, branches(stack)), all_weights(stack), norms, end)
+    is_pre, end = stack.options.dlcl_norm == "pre", (stack.end.weight, stack.end.bias)
+    found = [site.output_norm if is_pre else site.combination_norm for site in last_sites(stack)]
+    norms = [(norm.weight, norm.bias) for norm in found if norm is not None]
+    if not is_pre:
+        norms = [*norms, end]  # in the post-norm form, LN_L ends the stack
+    assert len(norms) == len(stack.sites) // stack.kinds
+    return dlcl(x, by_layer(stack, branches(stack)), all_weights(stack), norms, end if is_pre else None)
 
 
 def extra(c, options):
-    return 2 * c + 3  # LN_2, and the weights of y_0, y_1 and y_2
+    # The weights of y_0, y_1 and y_2, and LN_2. In the post-norm form, LN_2 is the norm at the end of the stack.
+    return 3 + (2 * c if options.dlcl_norm == "pre" else 0)
 
 
 def state(site, x):
@@ -109,6 +114,6 @@ def test_parameters_are_a_triangle_of_weights_and_a_norm_per_layer(norm):
     made = Stack("dlcl", "decoder", {"encoder": 2, "decoder": depth}, dlcl_norm=norm)
     sublayers = sum(p.numel() for site in made.sites for p in site.norm.parameters())
     triangle = (depth + 1) * (depth + 2) // 2
-    assert sum(len(parameters(site)["layer_weights"]) for site in last_sites(made)) + 1 == triangle
-    assert sum(p.numel() for p in made.sites.parameters()) == sublayers + triangle + depth * 2 * C
-    assert (made.end is not None and made.end.weight is not None) == (norm == "pre")
+    norms = depth + 1 if norm == "pre" else depth
+    found = sum(p.numel() for module in (made.sites, made.end) for p in module.parameters())
+    assert found == sublayers + triangle + norms * 2 * C
