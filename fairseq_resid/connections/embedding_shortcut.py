@@ -92,13 +92,18 @@ class EmbeddingShortcut(PreLayerNorm):
 
 
 class ShortcutStream(ResidualStream):
-    """Ends a stack of embedding_shortcut with LN (affine, eps 1e-5) of x, or with x itself."""
+    """Ends a stack of embedding_shortcut with LN (affine, eps 1e-5) of x, or with x itself.
+
+    If every layer was dropped, it receives the stack's input, and x is x₀.
+    """
 
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
         super().__init__(place, options, final_norm)
         self.dim = place.dim
 
     def leave(self, state: Tensor) -> Tensor:
+        if state.size(-1) == self.dim:
+            return functional.rms_norm(state, self.shape, None, self.eps)
         return state[..., : self.dim]
 
 

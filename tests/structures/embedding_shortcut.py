@@ -114,3 +114,15 @@ def test_state_keeps_the_embedding():
     assert site.enter(state) is state
     torch.testing.assert_close(site.branch_input(state), norm(0.5 * x + 3 * embedding, parameters(site)))
     torch.testing.assert_close(site(state, f), torch.cat([0.5 * x + 3 * embedding + f, embedding], dim=-1))
+
+
+@pytest.mark.parametrize("final_norm", [False, True])
+def test_stack_whose_layers_are_all_dropped_returns_the_normalised_embedding(final_norm):
+    at = Place(C, kind="stream", sites=2, depths={"encoder": 1})
+    site, end = (
+        connections.build("embedding_shortcut", at),
+        connections.build_stream("embedding_shortcut", at, final_norm),
+    )
+    x = 0.01 * torch.randn(3, C)
+    torch.testing.assert_close(end(x), end(site.enter(x)))
+    assert not final_norm or (end(x) - torch.nn.functional.layer_norm(x, (C,))).abs().max() > 0.01
