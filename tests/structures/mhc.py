@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,8 +14,16 @@ from structures.hyper import weight_sum  # noqa: F401
 from support.formulas import grid, layer_norm, norm
 from support.stacks import branch, parameters
 
-EXAMPLES = grid(hyper_streams=[1, 2, 4], hyper_mixing=["sinkhorn", "permutation"])
-VARIANTS = {"permutation": {"hyper_mixing": "permutation"}}
+MIXING = ["sinkhorn", "permutation", "identity"]
+EXAMPLES = [
+    *grid(hyper_streams=[1, 2, 4], hyper_mixing=MIXING),
+    *grid(hyper_streams=[1, 3], hyper_mixing=MIXING, hyper_head=["learned"]),
+]
+VARIANTS = {
+    "permutation": {"hyper_mixing": "permutation"},
+    "identity": {"hyper_mixing": "identity"},
+    "learned": {"hyper_head": "learned"},
+}
 IS_SLOW = True
 HAS_GATE = True
 ALONE = Place(4, depths={"encoder": 1})
@@ -41,28 +50,44 @@ def permuted(numbers, n):
     return [[entry(k, j) for j in range(n)] for k in range(n)]
 
 
+def normed(columns):
+    """Return all streams side by side, divided by their root mean square."""
+    flat = torch.cat(columns, dim=-1)
+    return flat / (flat.square().mean(-1, keepdim=True) + 1e-5).sqrt()
+
+
+def matrix(u, p, n, mixing):
+    """Return the entries of H_res."""
+    if mixing == "identity":
+        return [[torch.full_like(u[..., 0], float(k == j)) for j in range(n)] for k in range(n)]
+    logits = p["scales"][2] * (u @ p["mixing_weight"].T) + p["mixing_bias"]
+    return (permuted if mixing == "permutation" else scaled)(logits.exp(), n)
+
+
 def stack(stack, x):
     """Compute a whole stack stream by stream."""
-    n = stack.options.hyper_streams
+    n, mixing = stack.options.hyper_streams, stack.options.hyper_mixing
     columns = [x for _ in range(n)]
     for i, site in enumerate(stack.sites):
         p = parameters(site)
-        flat = torch.cat(columns, dim=-1)
-        u = flat / (flat.square().mean(-1, keepdim=True) + 1e-5).sqrt() * p["stream_weight"]
+        u = normed(columns) * p["stream_weight"]
         pre = torch.sigmoid(p["scales"][0] * (u @ p["pre_weight"].T) + p["pre_bias"])
         post = 2 / (1 + torch.exp(-(p["scales"][1] * (u @ p["post_weight"].T) + p["post_bias"])))
-        logits = p["scales"][2] * (u @ p["mixing_weight"].T) + p["mixing_bias"]
-        make = permuted if stack.options.hyper_mixing == "permutation" else scaled
-        m = make(logits.exp(), n)
+        m = matrix(u, p, n, mixing)
         f = branch(stack, i, norm(sum(pre[..., j, None] * columns[j] for j in range(n)), p))
         columns = [sum(m[k][j].unsqueeze(-1) * columns[j] for j in range(n)) + post[..., k, None] * f for k in range(n)]
+    if stack.options.hyper_head == "learned":
+        p = parameters(stack.end)
+        gates = torch.sigmoid(p["head_scale"] * (normed(columns) @ p["head_weight"].T) + p["head_bias"]) + 1e-6
+        columns = [gates[..., k, None] * columns[k] for k in range(n)]
     return layer_norm(sum(columns), stack.end.weight, stack.end.bias)
 
 
 def extra(c, options):
     n = options.hyper_streams
-    mixing = math.factorial(n) if options.hyper_mixing == "permutation" else n * n
-    return n * c + n * c * (n + n + mixing) + n + n + mixing + 3
+    mixing = {"sinkhorn": n * n, "permutation": math.factorial(n), "identity": 0}[options.hyper_mixing]
+    scales = 2 if options.hyper_mixing == "identity" else 3
+    return n * c + n * c * (n + n + mixing) + n + n + mixing + scales
 
 
 def test_gates_of_large_fp16_numbers_equal_fp32_gates():
@@ -91,6 +116,34 @@ def test_mean_of_permutations_is_doubly_stochastic_for_large_logits():
     matrix = site.writing_weights(torch.randn(50, 16))[0]
     for dim in (-1, -2):
         torch.testing.assert_close(matrix.sum(dim), torch.ones(50, 4))
+
+
+def test_identity_keeps_every_stream_and_adds_the_branch():
+    site = connections.build("mhc", ALONE, hyper_mixing="identity")
+    state, f = torch.randn(5, 16), torch.randn(5, 4)
+    added = (site(state, f) - state).unflatten(-1, [4, 4])
+    post = site.writing_weights(state)[1]
+    torch.testing.assert_close(added, post.unsqueeze(-1) * f.unsqueeze(-2))
+    assert set(site.coefficients(state, f)) == {"H_pre", "H_post"}
+    assert not [name for name, _ in site.named_parameters() if name.startswith("mixing")]
+    assert site.scales.shape == (2,)
+
+
+def test_learned_head_starts_with_nearly_equal_weights():
+    torch.manual_seed(0)
+    end = connections.build_stream("mhc", replace(ALONE, kind="stream"), False, hyper_head="learned")
+    state = torch.randn(50, 16)
+    mean = state.unflatten(-1, [4, 4]).mean(-2)
+    torch.testing.assert_close(end.leave(state), 2 * mean, atol=0.05, rtol=0)  # four weights of σ(0) = 0.5
+    x = torch.randn(50, 4)
+    assert torch.equal(end.leave(x), x)  # all layers were dropped
+
+
+def test_weights_of_the_learned_head_stay_positive():
+    end = connections.build_stream("mhc", replace(ALONE, kind="stream"), False, hyper_head="learned")
+    end.head_bias.data.fill_(-1000.0)
+    state = torch.randn(5, 16)
+    torch.testing.assert_close(end.leave(state), 1e-6 * state.unflatten(-1, [4, 4]).sum(-2))
 
 
 def test_permutations_are_bounded():
