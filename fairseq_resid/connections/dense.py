@@ -16,6 +16,18 @@ from .registry import Structure, for_all_options, register
 from .stream import ResidualStream
 
 
+def mix_layers(state: Tensor, weights: Tensor, dim: int, step: int) -> Tensor:
+    """Return Σ_j weights[j] X_j in the dtype of the state.
+
+    Shapes:  state (..., n·C), weights (layers + 1,) -> (..., C)
+    step: number of values that a layer appends to the state. X_0 is the first value, and X_j for j > 0 is the last but
+    one of those that layer j appends. The state ends with X_j of the last layer.
+    """
+    layers = state.unflatten(-1, [-1, dim])[..., step - 1 :: step, :]
+    mean = mix(weights[1:].unsqueeze(0), layers).squeeze(-2)
+    return mean + weights[0].to(state.dtype) * state[..., :dim]
+
+
 class DenseFormer(PreLayerNorm):
     """Uses pre-norm within a layer and passes a learned mean of the outputs of all layers so far to the next layer.
 
@@ -52,10 +64,7 @@ class DenseFormer(PreLayerNorm):
         state = append(state, state[..., -self.dim :] + f, self.width)
         weights = self.layer_weights
         if weights is not None:
-            layers = state.unflatten(-1, [-1, self.dim])[..., self.step - 1 :: self.step, :]
-            mean = mix(weights[1:].unsqueeze(0), layers).squeeze(-2)
-            mean = mean + weights[0].to(state.dtype) * state[..., : self.dim]
-            state = append(state, mean, self.width)
+            state = append(state, mix_layers(state, weights, self.dim, self.step), self.width)
         return state
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:

@@ -9,14 +9,12 @@ from torch import Tensor
 
 from .dispatch import PLAIN, is_traced
 
-LOWEST = -80.0  # lower bound of logits minus their maximum, so that exp neither overflows nor gives a row of zeros
-
 
 def sinkhorn(logits: Tensor, steps: int) -> Tensor:
     """Return exp(logits) after `steps` rounds that scale its columns, then its rows, to a sum of 1.
 
     Source: Sinkhorn and Knopp 1967; Xie 2025, arXiv 2512.24880, ends with the rows
-    Shapes: (..., n, n), n small
+    Shapes: (..., n, n), n small; steps: at least 1
     Dtype:  fp32 for 16-bit logits, otherwise that of the logits
     """
     if logits.dtype == torch.float16 or logits.dtype == torch.bfloat16:
@@ -28,11 +26,15 @@ def sinkhorn(logits: Tensor, steps: int) -> Tensor:
     return sinkhorn_rounds(logits, steps)
 
 
-def sinkhorn_rounds(logits: Tensor, steps: int, lowest: float = LOWEST) -> Tensor:
-    """Compute `sinkhorn` round by round, with operations that can be traced, exported and differentiated twice."""
-    # A common factor of all entries does not change the result.
-    weights = torch.exp(torch.clamp(logits - logits.amax(dim=(-2, -1), keepdim=True), min=lowest))
-    for _ in range(steps):
+def sinkhorn_rounds(logits: Tensor, steps: int) -> Tensor:
+    """Compute `sinkhorn` round by round, with operations that can be traced, exported and differentiated twice.
+
+    The first round works on logarithms, so that a row or column may have any offset. After it, every sum is between
+    1/n² and n: a column whose sum is 1 has an entry of at least 1/n, which the division by its row's sum, at most n,
+    leaves at 1/n² or more.
+    """
+    weights = torch.softmax(torch.log_softmax(logits, -2), -1)
+    for _ in range(steps - 1):
         weights = weights / weights.sum(-2, keepdim=True)
         weights = weights / weights.sum(-1, keepdim=True)
     return weights
@@ -41,17 +43,16 @@ def sinkhorn_rounds(logits: Tensor, steps: int, lowest: float = LOWEST) -> Tenso
 class _Sinkhorn(torch.autograd.Function):
     """`sinkhorn_rounds` with the positions last in memory, (n, n, N), and a hand-written backward pass.
 
-    The rounds work in place, so that only the input, the result and the sums are saved for the backward pass. Let
-    P = Q s, with s the sums of P along a dimension, and let H be the gradient of the loss with respect to log Q. Then
-    the gradient with respect to log P is H - Q ΣH. Each division of a round is therefore undone with two operations,
-    and the last H is the gradient with respect to the logits.
+    The rounds after the first work in place, so that only the input, the result and the sums are saved for the backward
+    pass. Let P = Q s, with s the sums of P along a dimension, and let H be the gradient of the loss with respect to
+    log Q. Then the gradient with respect to log P is H - Q ΣH. Each division of a round is therefore undone with two
+    operations, and the last H is the gradient with respect to the logits.
     """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, steps: int) -> Tensor:
-        weights = _positions_last(logits)
-        weights = weights.sub_(weights.amax(dim=(0, 1))).clamp_(min=LOWEST).exp_()
-        sums = weights.new_empty(2 * steps, *weights.shape[1:])
+        weights = torch.softmax(torch.log_softmax(_positions_last(logits), 0), 1)
+        sums = weights.new_empty(2 * (steps - 1), *weights.shape[1:])
         for columns, rows in zip(sums[::2], sums[1::2], strict=True):
             weights.div_(torch.sum(weights, 0, out=columns))
             weights.div_(torch.sum(weights, 1, out=rows).unsqueeze(1))
@@ -62,7 +63,7 @@ class _Sinkhorn(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         logits, weights, sums = ctx.saved_tensors
         if torch.is_grad_enabled():  # create_graph=True: this pass must itself be differentiable
-            result = sinkhorn_rounds(logits, len(sums) // 2)
+            result = sinkhorn_rounds(logits, len(sums) // 2 + 1)
             return torch.autograd.grad(result, logits, gradient, create_graph=True)[0], None
         weights = weights.clone()
         in_logs = _positions_last(gradient).mul_(weights)
@@ -71,12 +72,9 @@ class _Sinkhorn(torch.autograd.Function):
             weights.mul_(rows.unsqueeze(1))
             in_logs.addcmul_(weights, in_logs.sum(0), value=-1)
             weights.mul_(columns)
-        # Entries clamped at LOWEST are constants. All other entries depend on the maximum, which was subtracted.
-        relative = _positions_last(logits)
-        relative.sub_(relative.amax(dim=(0, 1)))
-        is_constant, is_maximum = relative < LOWEST, (relative == 0).to(relative.dtype)
-        with_maximum = (in_logs * is_constant).sum((0, 1)) / is_maximum.sum((0, 1))
-        in_logs.masked_fill_(is_constant, 0).addcmul_(is_maximum, with_maximum)
+        # The first round, whose sums were not saved.
+        in_logs.addcmul_(weights, in_logs.sum(1, keepdim=True), value=-1)
+        in_logs.addcmul_(torch.softmax(_positions_last(logits), 0), in_logs.sum(0), value=-1)
         return _positions_first(in_logs, logits.shape), None
 
 

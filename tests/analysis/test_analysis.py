@@ -148,7 +148,7 @@ def test_coefficients_of_every_structure_are_measured(name: str, sas: Loaded) ->
     labels = {label for each in observer.sites.values() for label in each.coefficients}
     if (expected := structures.spec(name).coefficients) is not None:
         assert labels == expected
-    if name in ("hyper", "mhc", "attn_residual", "dense_former"):
+    if name in ("hyper", "mhc", "attn_residual", "dense_former", "dlcl"):
         assert len(labels) > 2
     if name == "attn_residual":  # weights that sum to 1
         for each in observer.sites.values():

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_resid import connections
-from fairseq_resid.connections import Place, attention, dense
+from fairseq_resid.connections import Place, attention, dense, dlcl
 from support import structures
 from support.stacks import C, branch, moved_stack, places, whole
 from support.structures import each, each_variant, spec
@@ -30,12 +30,18 @@ def test_whole_stack_equals_its_formula(name: str, options: dict[str, Any], stac
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-7)
 
 
-GROWING = [("attn_residual", {}), ("attn_residual", {"block_size": 2}), ("dense_former", {})]
+GROWING: list[tuple[str, dict[str, Any]]] = [
+    ("attn_residual", {}),
+    ("attn_residual", {"block_size": 2}),
+    ("dense_former", {}),
+    ("dlcl", {}),
+    ("dlcl", {"dlcl_norm": "post"}),
+]
 
 
 @pytest.mark.parametrize(("name", "options"), GROWING)
 def test_growing_state_in_one_buffer_equals_concatenated_state(
-    name: str, options: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = moved_stack(name, **options)
     x = torch.randn(5, 2, C, dtype=torch.float64, requires_grad=True)
@@ -43,34 +49,34 @@ def test_growing_state_in_one_buffer_equals_concatenated_state(
     for _ in range(2):
         y = made(x)
         found.append([y, *torch.autograd.grad(y.square().sum(), [x, *made.parameters()])])
-        for module in (attention, dense):
+        for module in (attention, dense, dlcl):
             monkeypatch.setattr(module, "append", lambda state, value, _: torch.cat([state, value], dim=-1))
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("name", "options"), GROWING)
-def test_growing_state_is_allocated_once(name: str, options: dict[str, int]) -> None:
+def test_growing_state_is_allocated_once(name: str, options: dict[str, Any]) -> None:
     made, x = moved_stack(name, **options), torch.randn(5, 2, C, dtype=torch.float64)
     before, state, places_in_memory = x.clone(), x, set()
     for index, site in enumerate(made.sites):
         state = site(site.enter(state), branch(made, index, site.branch_input(state)))
         places_in_memory.add(state.untyped_storage().data_ptr())
     assert len(places_in_memory) == 1 and torch.equal(x, before)
-    widest = 9 + 1 + (3 if name == "dense_former" else 0)
+    widest = 9 + 1 + (0 if name == "attn_residual" else 3)
     assert state.size(-1) == widest * C == state.untyped_storage().nbytes() // 8 // 10
     # A slice of a wider tensor is not mistaken for the buffer.
     wide = torch.randn(5, 2, widest * C, dtype=torch.float64)
     kept = wide.clone()
     made.sites[0](wide[..., :C], x)
     assert torch.equal(wide, kept)
-    if name == "dense_former" or options:
+    if name != "attn_residual" or options:
         with pytest.raises(
             RuntimeError, match=r"state with \d+ values: must have \d+ at this site; do not skip or repeat"
         ):
             made.sites[2](x, x)
 
 
-@pytest.mark.parametrize("name", ["attn_residual", "dense_former"])
+@pytest.mark.parametrize("name", ["attn_residual", "dense_former", "dlcl"])
 def test_states_under_autocast_keep_their_dtype(name: str) -> None:
     site = connections.build(name, places("encoder", {"encoder": 2})[0])
     with torch.autocast("cpu", dtype=torch.bfloat16):

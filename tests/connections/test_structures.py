@@ -46,9 +46,10 @@ def test_every_integer_option_has_a_maximum(name: str) -> None:
 def test_names_keep_their_order() -> None:
     """--help, benchmarks and reports list the structures in this order."""
     expected = """
-        attn_residual b2t post_ln pre_ln deep_delta deep_norm keel dense_former dropout_shortcut xskip xskip_ln sas
-        highway shortcut_gate gpas gru_gate mhc hyper frac laurel linear_shortcut orthogonal layer_scale sandwich_ln
-        res_post_norm scaled_pre_ln mix_ln rskip_ln resi_dual rezero siamese wskip_ln admin exclusive_gate peri_ln
+        attn_residual b2t post_ln pre_ln deep_delta deep_norm keel dense_former dlcl dropout_shortcut embedding_shortcut
+        xskip xskip_ln sas highway shortcut_gate gpas gru_gate mhc hyper frac laurel linear_shortcut orthogonal
+        layer_scale sandwich_ln res_post_norm scaled_pre_ln mix_ln rskip_ln resi_dual rezero siamese wskip_ln admin
+        exclusive_gate peri_ln
     """
     assert [name for name in connections.names() if name in expected.split()] == expected.split()
 
@@ -63,6 +64,7 @@ def test_names_keep_their_order() -> None:
         ("highway", "30C² − 30C"),
         ("sas", "120C² + 120C + 60"),
         ("dense_former", "4C + 54"),
+        ("dlcl", "28C + 56"),
     ],
 )
 def test_added_parameters_equal_the_stated_polynomial(name: str, polynomial: str) -> None:

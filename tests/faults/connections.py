@@ -139,6 +139,13 @@ FAULTS = [
         "structures/dense_former.py",
     ),
     Fault(
+        "dlcl: with post-norm, the last combination is normalised twice",
+        "fairseq_resid/connections/dlcl.py",
+        "is_inner = place.layer < layers - 1",
+        "is_inner = place.layer < layers",
+        "connections/test_streams.py",
+    ),
+    Fault(
         "a growing state writes into the caller's tensor",
         "fairseq_resid/connections/growing.py",
         "return lies_in_rows and after <= width and not is_first",

@@ -15,7 +15,7 @@ from support.image_models import build
 pytestmark = pytest.mark.once
 
 
-@pytest.mark.parametrize("name", ["hyper", "attn_residual", "resi_dual", "dense_former"])
+@pytest.mark.parametrize("name", ["hyper", "attn_residual", "resi_dual", "dense_former", "dlcl"])
 def test_wide_states_are_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"--residual {name}: its state is wider than C channels.*xskip"):
         build("preact_resnet20", residual=name)

@@ -431,7 +431,7 @@ def test_rezero_shares_one_scalar_per_layer():
     )
 
 
-@pytest.mark.parametrize("residual", ["resi_dual", "hyper", "attn_residual", "dense_former"])
+@pytest.mark.parametrize("residual", ["resi_dual", "hyper", "attn_residual", "dense_former", "dlcl"])
 def test_base_layers_refuse_wide_states(residual):
     with pytest.raises(UserError, match=f"--base-layers 1 with --residual {residual}"):
         settings("transformer_resid_tiny", residual=residual, base_layers=1)
