@@ -327,6 +327,8 @@ def main() -> None:
     assert version.__version__ == "1.0.0"
     flags = {"text": write_text(), "images": write_images(), "captions": write_captions()}
     flags = {kind: [*words, "--out", f"data-bin/{kind}"] for kind, words in flags.items()}
+    for file in filter(Path.is_file, Path("raw").rglob("*")):
+        os.utime(file, (TIME, TIME))  # the record of the captions contains the time of the features
     for words in flags.values():
         resid(*words)
     made = {"versions": versions(), "prepare": flags, "text": text_models(), "captions": caption_model()}
