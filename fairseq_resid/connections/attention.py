@@ -138,6 +138,7 @@ register(
         source="Kimi Team 2026",
         family="Depth",
         use_when="If later layers should be able to choose among earlier sublayers. "
-        "The running time grows with the square of the depth.",
+        "The running time grows with the square of the depth. "
+        "`--block-size S` is the block form that Kimi K3 uses, here with cross-attention too.",
     ),
 )

@@ -25,7 +25,7 @@ Fault = Callable[[str, int, str], None]
 
 ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # the kernels support all but fp64
 LAYOUTS = ["contiguous", "transposed", "sliced", "strided", "expanded"]
-SAMPLES, ROUNDINGS, SLACK = 2, 4, 8
+SAMPLES, MORE_SAMPLES, ROUNDINGS, SLACK = 2, 30, 4, 8
 # Operations that sum values or products. Their error is roughly proportional to the sum of the magnitudes.
 SUMS = {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.sum, torch.ops.aten.mean}
 
@@ -236,33 +236,46 @@ def largest(values: Tensor) -> float:
     return values.abs().max().item() if values.numel() else 0.0
 
 
+def perturbed(case: Case, generator: torch.Generator) -> dict[str, Tensor]:
+    """Return the results of the formula in fp64 with a random error in every operation."""
+    with Roundings(case.dtype, generator):
+        return case.results(case.reference, torch.float64)
+
+
+def relative_errors(
+    found: dict[str, Tensor], exact: dict[str, Tensor], moved: list[dict[str, Tensor]], dtype: torch.dtype
+) -> dict[str, float]:
+    """Return the largest error of every result, divided by the expected rounding error."""
+    limits, shares = torch.finfo(dtype), {}
+    for key, right in exact.items():
+        if largest(right) > limits.max / 2:
+            continue
+        noise = math.sqrt(sum(largest(one[key] - right) ** 2 for one in moved) / len(moved))
+        one_rounding = limits.eps * largest(right) + limits.smallest_normal * limits.eps
+        shares[key] = largest(found[key].double() - right) / (noise + one_rounding)
+    return shares
+
+
 def check_case(number: int, is_fused: bool) -> dict[str, float]:
     """Compare one case; return its errors relative to the expected rounding errors."""
     case = draw_case(number, is_fused)
     found = case.results(case.ours, case.dtype)
     exact = case.results(case.reference, torch.float64)
-    limits = torch.finfo(case.dtype)
+    for key, right in exact.items():
+        assert found[key].dtype == case.dtype and found[key].shape == right.shape, f"{number}: {case}: {key}"
     # LN of one or two numbers is about 0 or ±1 and its derivative is near 0. The computed gradient is therefore mostly
     # rounding error, amplified by at most the steepest slope of LN. On a CPU, torch increases this error, because it
     # keeps the statistics of 16-bit input in 16 bits.
     is_flat = next(iter(case.sources.values())).size(-1) <= 2
     steepest, samples = (connections.norms.EPS**-0.5, 8) if is_flat else (1.0, SAMPLES)
-    generator = torch.Generator().manual_seed(number)
-    moved = []
-    for _ in range(samples):
-        with Roundings(case.dtype, generator):
-            moved.append(case.results(case.reference, torch.float64))
-    shares = {}
-    for key, right in exact.items():
-        assert found[key].dtype == case.dtype and found[key].shape == right.shape, f"{number}: {case}: {key}"
-        if largest(right) > limits.max / 2:
-            continue
-        noise = math.sqrt(sum(largest(one[key] - right) ** 2 for one in moved) / samples)
-        one_rounding = limits.eps * largest(right) + limits.smallest_normal * limits.eps
-        worst = largest(found[key].double() - right)
-        shares[key] = worst / (noise + one_rounding) / (1.0 if key == "y" else steepest)
-        assert shares[key] <= SLACK, f"{number}: {case}: {key} {worst:g}, noise {noise:g}"
-    return shares
+    generator, moved = torch.Generator().manual_seed(number), []
+    for more in (samples, MORE_SAMPLES):  # a few samples can underestimate the noise
+        moved += [perturbed(case, generator) for _ in range(more)]
+        shares = relative_errors(found, exact, moved, case.dtype)
+        shares = {key: share if key == "y" else share / steepest for key, share in shares.items()}
+        if all(share <= SLACK for share in shares.values()):
+            return shares
+    raise AssertionError(f"{number}: {case}: {shares}: must be at most {SLACK}")
 
 
 def check_cases(numbers: range, is_fused: bool, fault: Fault) -> None:
