@@ -98,11 +98,12 @@ def score_lines(output: str) -> list[str]:
 def one_update(cli: Cli, data: Path, checkpoint: Path, out: Path, flags: list[str], update: int) -> dict[str, float]:
     """Train one update from a checkpoint; return the length of every parameter's step.
 
-    Nine tenths of Adam's step come from the restored state, so the steps show which parameter got which state.
+    Nine tenths of Adam's step come from the restored state, so the steps show which parameter got which state. The
+    batch contains all training examples, because the two versions of fairseq order them differently.
     """
     import torch
 
-    last = ["--restore-file", checkpoint, "--max-update", update, "--save-dir", out]
+    last = ["--restore-file", checkpoint, "--max-update", update, "--save-dir", out, "--batch-size", 1000]
     cli("fairseq-train", data, *flags, *last)
     before, after = (torch.load(file, weights_only=False)["model"] for file in (checkpoint, out / "checkpoint_last.pt"))
     return {

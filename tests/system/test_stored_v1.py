@@ -88,6 +88,7 @@ def test_finished_run_evaluated_afresh_has_the_same_scores(
     assert "already trained" in output_of(capfd, *RUNS["finished"]["train"])
 
 
+@pytest.mark.once  # checkpoints of the two versions of fairseq have different names and cannot be averaged
 def test_unfinished_run_resumes_and_has_the_same_scores(stored: Path, capfd: Capture) -> None:
     log = stored / "checkpoints" / "unfinished" / "train.log"
     before = log.read_text(encoding="utf-8")
