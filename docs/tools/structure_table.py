@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from torch import nn
 
-from fairseq_resid.connections import Place, registry
+from fairseq_resid import connections
 
 FAMILIES = ("Plain", "Scaling", "Gates", "Norms", "Several streams", "Depth")  # in this order; others follow
 LAYERS = 6  # layers of each stack of the model whose parameters are counted
@@ -16,26 +16,13 @@ KINDS = {"encoder": ("self_attn", "ffn"), "decoder": ("self_attn", "encoder_attn
 def added_parameters(name: str, dim: int, layers: int = LAYERS) -> int:
     """Return the number of parameters that a structure with default options adds to fairseq's post-norm model."""
     depths = dict.fromkeys(KINDS, layers)
-    parts: list[nn.Module] = []
+    parts = nn.ModuleList()
     count = 0
     for stack, kinds in KINDS.items():
-        sites = layers * len(kinds)
-        for layer in range(layers):
-            made = [
-                registry.build(
-                    name,
-                    Place(dim, stack, kind, layer, kind == kinds[-1], layer * len(kinds) + number, sites, depths),
-                )
-                for number, kind in enumerate(kinds)
-            ]
-            for site in made[1:]:
-                site.share(made[0])
-            parts += made
-        end = Place(dim, stack, "stream", layers, True, sites, sites, depths)
-        stream = registry.build_stream(name, end, registry.resolve_final_norm(name, None))
-        parts += [stream] if stream is not None else []
-        count -= 2 * dim * sites
-    return count + sum(parameter.numel() for parameter in nn.ModuleList(parts).parameters())
+        sites, end = connections.build_stack(name, dim, layers, kinds=kinds, stack=stack, depths=depths)
+        parts += [site for layer in sites for site in layer] + [end]
+        count -= 2 * dim * layers * len(kinds)
+    return count + sum(parameter.numel() for parameter in parts.parameters())
 
 
 def polynomial(name: str) -> str:
@@ -60,16 +47,16 @@ def polynomial(name: str) -> str:
 
 def row(name: str) -> str:
     """Return a structure's row: its names, formula and paper."""
-    made = registry.structure(name)
-    names = ", ".join(f"`{each}`" for each in (name, *registry.aliases(name)))
+    made = connections.structure(name)
+    names = ", ".join(f"`{each}`" for each in (name, *connections.aliases(name)))
     return f"| {names} | {made.formula} | {made.source} |"
 
 
 def table(names: list[str]) -> str:
     """Return the table of these structures, grouped by family and in order of registration within a family."""
     lines = ["| name | formula | paper |", "|---|---|---|"]
-    families = dict.fromkeys(registry.structure(name).family for name in names)
+    families = dict.fromkeys(connections.structure(name).family for name in names)
     for family in sorted(families, key=lambda each: FAMILIES.index(each) if each in FAMILIES else len(FAMILIES)):
         lines.append(f"| **{family}** | | |")
-        lines += [row(name) for name in names if registry.structure(name).family == family]
+        lines += [row(name) for name in names if connections.structure(name).family == family]
     return "\n".join(lines) + "\n"

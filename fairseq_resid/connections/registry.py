@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -260,3 +260,45 @@ def build_stream(name: str, place: Place, final_norm: bool, **given: Any) -> Res
     if made.stream is ResidualStream and not final_norm:
         return None
     return made.stream(place, resolve(name, given), final_norm)
+
+
+def build_stack(
+    name: str,
+    dim: int,
+    layers: int,
+    dropout: nn.Module | float = 0.0,
+    *,
+    kinds: Sequence[str] = ("self_attn", "ffn"),
+    stack: str = "encoder",
+    depths: Mapping[str, int] | None = None,
+    norm: Callable[[int], nn.Module] = layer_norm,
+    final_norm: str | None = None,
+    backend: str = "auto",
+    **given: Any,
+) -> tuple[list[list[ResidualConnection]], nn.Module]:
+    """Return the connections of a whole stack, in a list for each layer, and the module that ends the stack.
+
+    >>> sites, end = build_stack("sas", 512, layers=6, dropout=0.1)
+    >>> attention_site, feed_forward_site = sites[0]
+
+    Args:   kinds: of the sublayers of a layer, in order
+            depths: number of layers of the model's other stacks, for example {"encoder": 6} for its decoder
+            norm: one of NORMS, or another function that returns a norm for a given number of channels
+            final_norm: "layer" or "none"; by default, that of the structure's source
+    Raises: as `build`.
+    """
+    depths = {**(depths or {}), stack: layers}
+    sites = layers * len(kinds)
+    made = []
+    for layer in range(layers):
+        first = layer * len(kinds)
+        places = [
+            Place(dim, stack, kind, layer, number + 1 == len(kinds), first + number, sites, depths, norm)
+            for number, kind in enumerate(kinds)
+        ]
+        made.append([build(name, place, dropout, backend=backend, **given) for place in places])
+        for site in made[-1][1:]:
+            site.share(made[-1][0])
+    end = Place(dim, stack, "stream", layers, True, sites, sites, depths, norm)
+    stream = build_stream(name, end, resolve_final_norm(name, final_norm), **given)
+    return made, nn.Identity() if stream is None else stream

@@ -247,7 +247,7 @@ def test_command_has_one_spelling() -> None:
     runnable = [
         path.relative_to(package).as_posix()
         for path in package.rglob("*.py")
-        if path.name == "__main__.py" or "__name__ ==" in path.read_text(encoding="utf-8")
+        if path.name == "__main__.py" or "if __name__ ==" in path.read_text(encoding="utf-8")
     ]
     assert runnable == ["__main__.py"]
 

@@ -82,12 +82,14 @@ SHORTENED = {
     "fairseq-resid study": "--plan",
     "torchrun": SMALL,
     "fairseq-train": "--max-update 2 --disable-validation",
+    "python examples/gpt.py": "--updates 2",
 }
 # Groups of commands that depend on each other but not on other groups, so that two workers can share them.
 GROUPS = {
     "corpora": r"data-prep/(iwslt|wmt)|scripts/train\.sh wmt14",
     "captions": r"mosaic|coco",
     "images": r"cifar|prepare-images",
+    "language model": r"examples/gpt\.py",
     "documentation": r"scripts/docs\.sh|docs/tools",
     "quickstart": r"checkpoints/quickstart",
     "phrasebook": r"scaled_branch|import connections|fairseq_resid\.connections|(data-bin/|prepare )phrasebook|my-rec",

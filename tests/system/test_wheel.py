@@ -150,6 +150,11 @@ def test_structures_need_only_torch(torch_only: Path) -> None:
     assert shell(f'python -W ignore -c "{code}"', torch_only).splitlines()[-1] == "[]"
 
 
+def test_language_model_needs_only_torch(torch_only: Path) -> None:
+    shown = shell(f"python -W ignore {ROOT / 'examples' / 'gpt.py'} --residual post_ln --updates 2", torch_only)
+    assert "\npost_ln " in shown
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_command_without_fairseq_says_what_to_install(torch_only: Path, command: str) -> None:
     shown = shell(f'fairseq-resid {command} --help 2>&1; echo "exit code $?"', torch_only).splitlines()
