@@ -105,6 +105,29 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def table(found: dict[str, Any]) -> list[str]:
+    """Return the results as lines of text."""
+    heads = f"{'to stock':20} {'to post_ln':20} {'saved, MiB':>10} of the loss"
+    lines = [
+        f"{found['batches']} batches of {found['target_tokens_per_batch']} target tokens",
+        f"stock LayerNorm: {found['stock_layer_norm']}",
+        "",
+        f"{'structure':14} {'criterion':9} {'parameters':>12} {'tokens/s':>10}  {heads}",
+    ]
+    for (name, results), criterion in product(found["structures"].items(), CRITERIA):
+        row = results if criterion == FAIRSEQ else results.get(criterion)
+        if row is None:
+            continue
+        ratios = [shown(row[key]) if key in row else "" for key in ("to_stock", "to_post_ln")]
+        speed = row["tokens_per_second"]["median"]
+        sizes = [row[key] / 2**20 for key in ("saved_bytes", "saved_bytes_of_the_loss")]
+        lines.append(
+            f"{name:14} {criterion:9} {results['parameters']:12,} {speed:10,.0f}  {ratios[0]:20} {ratios[1]:20} "
+            f"{sizes[0]:10,.1f} {sizes[1]:11,.1f}"
+        )
+    return lines
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     translation.add_flags(parser)
@@ -120,20 +143,8 @@ def main() -> None:
     args.criteria = list(dict.fromkeys([FAIRSEQ, *args.criteria]))
     found = {"machine": machine(args.device), **translation.described(args), **train(args)}
 
-    work = f"{found['batches']} batches of {found['target_tokens_per_batch']} target tokens, {args.rounds} rounds"
-    print(", ".join([*translation.described(args).values(), work]))
-    print(f"stock LayerNorm: {found['stock_layer_norm']}\n")
-    heads = f"{'to stock':20} {'to post_ln':20} {'saved, MiB':>10} of the loss"
-    print(f"{'structure':14} {'criterion':9} {'parameters':>12} {'tokens/s':>10}  {heads}")
-    for (name, results), criterion in product(found["structures"].items(), args.criteria):
-        row = results if criterion == FAIRSEQ else results[criterion]
-        ratios = [shown(row[key]) if key in row else "" for key in ("to_stock", "to_post_ln")]
-        speed = row["tokens_per_second"]["median"]
-        sizes = [row[key] / 2**20 for key in ("saved_bytes", "saved_bytes_of_the_loss")]
-        print(
-            f"{name:14} {criterion:9} {results['parameters']:12,} {speed:10,.0f}  {ratios[0]:20} {ratios[1]:20} "
-            f"{sizes[0]:10,.1f} {sizes[1]:11,.1f}"
-        )
+    print(", ".join([*translation.described(args).values(), f"{args.rounds} rounds"]))
+    print("\n".join(table(found)))
     translation.write(args, found, f"training, {args.size}, {args.precision}")
 
 

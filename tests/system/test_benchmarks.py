@@ -246,6 +246,23 @@ def test_readme_shows_the_measured_results(load: Any) -> None:
         assert line in shown
 
 
+def test_pages_show_both_criteria_as_measured(load: Any) -> None:
+    training = load("training")
+    folder = ROOT / "benchmarks" / "results" / "cpu-criterion"
+    results = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+    printed = (ROOT / "benchmarks" / "README.md").read_text().splitlines()
+    for found in results.values():
+        assert {f"    {line}" if line else "" for line in training.table(found)} <= set(printed)
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    for size in ("multi30k-small", "multi30k-published"):
+        default, kept = (results[f"training-{size}{suffix}"]["structures"] for suffix in ("", "-kept-memory"))
+        for name in default:
+            rows = [row for structures in (default, kept) for row in (structures[name], structures[name]["chunked"])]
+            cells = [f"{row['to_stock']['median']:.2f}" for row in rows]
+            cells += [f"{row['saved_bytes'] / 2**20:.0f}" for row in rows[:2]]
+            assert f"| `{name}` | {' | '.join(cells)} |" in page
+
+
 @pytest.mark.parametrize(
     "command, error",
     [
