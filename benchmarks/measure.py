@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from fairseq_resid.cli import machine as this_machine
+from fairseq_resid.runs.launch import VARIABLES
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the kernels then run, slowly, on a CPU
 Seconds = dict[Any, list[float]]  # by name, one value per round
@@ -151,6 +152,7 @@ def machine(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "load_average": round(os.getloadavg()[0], 2),
         "python": this_machine.python(),
+        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
         **this_machine.versions(packages),
     }
 

@@ -22,9 +22,11 @@ from fairseq.tasks.translation import TranslationTask
 from measure import check_data, half_precision, plot_ratios, positive
 from torch import nn
 
-import fairseq_resid.models  # noqa: F401  (registers the models)
-from fairseq_resid import connections, ops
+from fairseq_resid import connections, ops, tasks
 from fairseq_resid.ops import BACKENDS
+from fairseq_resid.runs.training_command import CHUNKED
+
+tasks.register()  # the models and the criteria
 
 STOCK = "transformer"
 
@@ -40,14 +42,19 @@ STRUCTURES = {
 # Default of --structures.
 COMPARED = [STOCK, "post_ln", "rskip_ln-1", "rskip_ln-2", "rskip_ln-3", "sas"]
 
-# Layers of each stack, C, FFN, heads, dropout, vocabulary of random data. base and big: Vaswani 2017, table 3; small:
-# the model of scripts/recipes/multi30k-en-de.txt; tiny: for testing the benchmarks.
+# Layers of each stack, C, FFN, heads, dropout, vocabulary of random data. base and big: Vaswani 2017, table 3; small,
+# multi30k-small and multi30k-published: the models of multi30k-en-de.txt, multi30k-en-de-small.txt and
+# multi30k-en-de-published.txt in scripts/recipes; tiny: for testing the benchmarks.
 SIZES = {
     "tiny": (1, 64, 64, 2, 0.1, 200),
     "small": (3, 256, 1024, 4, 0.2, 8_000),
+    "multi30k-small": (6, 64, 256, 4, 0.1, 4_000),
+    "multi30k-published": (4, 128, 256, 4, 0.3, 9_712),
     "base": (6, 512, 2048, 8, 0.1, 32_768),
     "big": (6, 1024, 4096, 16, 0.3, 32_768),
 }
+# Criteria that can be compared: the same loss and the same gradients.
+CRITERIA = {"fairseq": "label_smoothed_cross_entropy", "chunked": CHUNKED}
 SHORTEST, LONGEST, PAIRS = 8, 48, 8_000
 PRECISIONS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -93,8 +100,8 @@ def settle_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
     warnings.simplefilter("ignore")
 
 
-def configuration(args: argparse.Namespace, structure: str) -> Any:
-    """Return fairseq's configuration for training a structure."""
+def configuration(args: argparse.Namespace, structure: str, criterion: str = "fairseq") -> Any:
+    """Return fairseq's configuration for training a structure with a criterion."""
     layers, channels, inner, heads, dropout, _ = SIZES[args.size]
     dictionaries = {path.read_bytes() for path in args.data.glob("dict.*.txt")} if args.data else {b""}
     shared = "--share-all-embeddings" if len(dictionaries) == 1 else "--share-decoder-input-output-embed"
@@ -106,7 +113,7 @@ def configuration(args: argparse.Namespace, structure: str) -> Any:
     backend = "" if structure == STOCK else f"--residual-backend {args.residual_backend}"
     words = f"""
         {STRUCTURES[structure]} {backend} {" ".join(stacks)} --dropout {dropout} {shared}
-        --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --distributed-world-size 1
+        --criterion {CRITERIA[criterion]} --label-smoothing 0.1 --distributed-world-size 1
         --optimizer adam --lr 1e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000
         {"" if args.precision == "fp32" else "--" + args.precision} {"--cpu" if args.device == "cpu" else ""}
     """

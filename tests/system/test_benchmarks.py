@@ -132,14 +132,25 @@ def test_every_benchmark_runs(tmp_path: Path, corpus: Path) -> None:
         assert list(found[name]["structures"]) == structures
         assert all(figures["to_stock"]["median"] > 0 for figures in found[name]["structures"].values())
         assert found[name]["structures"]["transformer"]["to_stock"] == dict.fromkeys(spread(1), 1.0)
+    for name in ("training-tiny", "training-tiny-data"):
+        chunked = found[name]["structures"]["sas"]["chunked"]
+        assert chunked["to_stock"]["median"] > 0 and chunked["to_fairseq"]["median"] > 0
+    tokens, words, channels = found["training-tiny"]["target_tokens_per_batch"], 200, 64
+    fairseq = found["training-tiny"]["structures"]["sas"]
+    chunked = fairseq["chunked"]
+    assert fairseq["saved_bytes_of_the_loss"] >= 4 * tokens * words
+    gradients = 4 * (tokens + words) * channels  # of the features and of the output weights
+    assert gradients <= chunked["saved_bytes_of_the_loss"] < gradients + 1_000
+    features = [row["saved_bytes"] - row["saved_bytes_of_the_loss"] for row in (fairseq, chunked)]
+    assert features[0] == features[1]
     assert {figures["site"] for figures in found["ops"]["timings"]} == {*structures[2:], "wskip_ln", "res_post_norm"}
     saved = {(figures["site"], figures["by"]): figures["saved_u"] for figures in found["ops"]["saved"]}
     assert saved["rskip_ln-3", "eager"] - saved["rskip_ln-2", "eager"] == pytest.approx(1, abs=0.1)  # s_3 of each row
     rows = json.loads((tmp_path / "goals.json").read_text())
     for line in rows:
         assert f"| {line['what']} | {line['goal']} | {line['measured']} | {line['verdict']} |" in shown.stdout
-    trained = next(figures for figures in rows if figures["what"] == "training on a CPU, sas / stock")
-    assert set(trained["figures"]) == {"tiny, fp32, random, wall clock", "tiny, fp32, data, wall clock"}
+    judged = next(figures for figures in rows if figures["what"] == "training on a CPU, sas / stock")
+    assert set(judged["figures"]) == {"tiny, fp32, random, wall clock", "tiny, fp32, data, wall clock"}
 
 
 def test_goals_on_a_gpu_are_judged(load: Any) -> None:
@@ -235,6 +246,23 @@ def test_readme_shows_the_measured_results(load: Any) -> None:
         assert line in shown
 
 
+def test_pages_show_both_criteria_as_measured(load: Any) -> None:
+    training = load("training")
+    folder = ROOT / "benchmarks" / "results" / "cpu-criterion"
+    results = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
+    printed = (ROOT / "benchmarks" / "README.md").read_text().splitlines()
+    for found in results.values():
+        assert {f"    {line}" if line else "" for line in training.table(found)} <= set(printed)
+    page = (ROOT / "docs" / "benchmarks.md").read_text()
+    for size in ("multi30k-small", "multi30k-published"):
+        default, kept = (results[f"training-{size}{suffix}"]["structures"] for suffix in ("", "-kept-memory"))
+        for name in default:
+            rows = [row for structures in (default, kept) for row in (structures[name], structures[name]["chunked"])]
+            cells = [f"{row['to_stock']['median']:.2f}" for row in rows]
+            cells += [f"{row['saved_bytes'] / 2**20:.0f}" for row in rows[:2]]
+            assert f"| `{name}` | {' | '.join(cells)} |" in page
+
+
 @pytest.mark.parametrize(
     "command, error",
     [
@@ -244,6 +272,7 @@ def test_readme_shows_the_measured_results(load: Any) -> None:
         ("ops --json nowhere/ops.json", "--json nowhere/ops.json: no such folder"),
         ("training --plot plot.jpeg", "--plot plot.jpeg: must end in .png, .svg or .pdf"),
         ("training --structures transformer_sas", "--structures: invalid choice: 'transformer_sas'"),
+        ("training --criteria cross_entropy", "--criteria: invalid choice: 'cross_entropy'"),
         ("training --precision fp16 --device cpu", "--precision fp16: not supported on a CPU"),
         ("training --data {empty}", "--data {empty}: not a binarised data folder"),
         ("training --clock processor --device cuda", "--device cuda: torch finds no GPU"),
