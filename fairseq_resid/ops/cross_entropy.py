@@ -60,7 +60,9 @@ class _Chunked(torch.autograd.Function):
         in_hidden, in_weight, scale = ctx.saved_tensors
         factor = gradient / scale
         hidden_type, weight_type = ctx.dtypes
-        return (in_hidden * factor).to(hidden_type), (in_weight * factor).to(weight_type), None, None, None, None
+        # fp16 times a number is fp16, and the factor may be beyond its range: multiply in the dtype of the factor.
+        in_hidden = (in_hidden.to(factor.dtype) * factor).to(hidden_type)
+        return in_hidden, (in_weight * factor).to(weight_type), None, None, None, None
 
 
 def _sums(

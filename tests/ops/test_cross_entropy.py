@@ -113,6 +113,16 @@ def test_autocast_multiplies_in_its_dtype_and_returns_the_dtypes_of_the_inputs()
         torch.testing.assert_close(found, other, rtol=0, atol=float(0.02 * other.abs().max()))
 
 
+@pytest.mark.parametrize("loss_scale", [1e-6, 1e6])
+def test_scale_of_the_loss_may_be_beyond_the_range_of_fp16(loss_scale):
+    hidden, weight, target = inputs(torch.float32)
+    with torch.autocast("cpu", dtype=torch.float16):
+        loss, _ = chunked_label_smoothed_cross_entropy(hidden, weight, target, 0.1)
+    expected = torch.autograd.grad(loss_scale * at_once(hidden, weight, target), (hidden, weight))
+    for found, other in zip(torch.autograd.grad(loss_scale * loss, (hidden, weight)), expected, strict=True):
+        torch.testing.assert_close(found, other, rtol=0, atol=float(0.01 * other.abs().max()))
+
+
 def test_no_tensor_is_as_large_as_the_logits():
     sizes = []
 
