@@ -246,13 +246,9 @@ def test_readme_shows_the_measured_results(load: Any) -> None:
         assert line in shown
 
 
-def test_pages_show_both_criteria_as_measured(load: Any) -> None:
-    training = load("training")
+def test_page_shows_both_criteria_as_measured() -> None:
     folder = ROOT / "benchmarks" / "results" / "cpu-criterion"
     results = {file.stem: json.loads(file.read_text()) for file in folder.glob("*.json")}
-    printed = (ROOT / "benchmarks" / "README.md").read_text().splitlines()
-    for found in results.values():
-        assert {f"    {line}" if line else "" for line in training.table(found)} <= set(printed)
     page = (ROOT / "docs" / "benchmarks.md").read_text()
     for size in ("multi30k-small", "multi30k-published"):
         default, kept = (results[f"training-{size}{suffix}"]["structures"] for suffix in ("", "-kept-memory"))
