@@ -53,7 +53,8 @@ def encode(loaded: Loaded, text: str) -> Tensor:
     if not text.strip():
         raise ValueError("--text: empty; must be a sentence")
     try:
-        source = TextConverter.of_data(loaded.data)
+        task = loaded.task.cfg
+        source = TextConverter.of_data(loaded.data, (task.source_lang, task.target_lang))
     except ValueError as error:
         raise ValueError(f"--text: {error}; use --sentence N for a sentence of the data") from None
     tokens: Tensor | None = source.encode(text, loaded.task.source_dictionary)

@@ -20,6 +20,7 @@ from rapidfuzz.process import cdist
 
 from .. import records
 from ..cli import frame
+from ..data.text.bleu import TOKENIZERS, default_tokenizer
 from ..data.text.clean import MAX_CHARACTERS
 from ..files import check_output, read_pairs
 from ..foreign import say
@@ -44,15 +45,18 @@ class Baselines:
         return f"baselines: {both}  BLEU {self.signature}"
 
 
-def baselines(raw: Path, source: str, target: str) -> Baselines:
+def baselines(raw: Path, source: str, target: str, tokenize: str | None = None) -> Baselines:
     """Return the BLEU of copying the test source and of the nearest training sentence's translation.
+
+    tokenize: sacrebleu's tokeniser (default: the one that fits the target language)
 
     Raises: ValueError naming a file that is missing, empty or not UTF-8, or that differs in length from its
     counterpart, or naming a line that is too long.
     """
     (train_source, train_target), (test_source, test_target) = (_read(raw, split, source, target) for split in SPLITS)
-    copy = bleu(test_source, test_target)
-    neighbours = bleu([train_target[index] for index in nearest(test_source, train_source)], test_target)
+    tokenize = tokenize or default_tokenizer(target)
+    copy = bleu(test_source, test_target, tokenize)
+    neighbours = bleu([train_target[index] for index in nearest(test_source, train_source)], test_target, tokenize)
     return Baselines(copy=copy.value, nearest_neighbour=neighbours.value, signature=copy.signature)
 
 
@@ -105,11 +109,12 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--raw", type=Path, required=True, metavar="DIR", help="folder with {train,test}.{SRC,TGT}")
     add("--source", required=True, metavar="SRC", help="source language, as in the file names")
     add("--target", required=True, metavar="TGT", help="target language, as in the file names")
+    add("--tokenize", choices=TOKENIZERS, help="sacrebleu's tokeniser (default: the one that fits TGT)")
     add("--json", type=Path, metavar="FILE", help="also write the scores to this file")
     options = parser.parse_args(argv)
     if options.json is not None:
         check_output(options.json)
-    result = baselines(options.raw, options.source, options.target)
+    result = baselines(options.raw, options.source, options.target, options.tokenize)
     if options.json is not None:
         records.write(options.json, result)
     say(result.line())

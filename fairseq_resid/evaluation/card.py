@@ -13,7 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from .. import records
 from ..cli import frame
 from ..foreign import code, markdown
 from ..runs.run import EVALUATE, Hardware, Results, Run, RunRecord, TrainingSummary
@@ -27,10 +26,15 @@ def card_of(run: Run) -> str:
     """
     run.require()
     files = run.files("results*.json")[::-1]
-    subsets = [records.read(file, Results, EVALUATE) for file in files]
+    subsets = [run.read_results(subset_of(file)) for file in files]
     if not subsets:
         raise ValueError(f"{run.path}: no results.json: run {EVALUATE} {run.path} first")
     return "\n".join([*facts(run, run.read_record(), subsets), "", *scores(subsets)]) + "\n"
+
+
+def subset_of(file: Path) -> str:
+    """Return the subset whose results a file contains."""
+    return file.name.removeprefix("results").removesuffix(".json").removeprefix(".") or "test"
 
 
 def facts(run: Run, record: RunRecord | None, subsets: Sequence[Results]) -> list[str]:

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from .. import records
 from ..cli import frame
+from ..data.text.bleu import TOKENIZERS
 from ..runs.run import EVALUATE, Results, Run, RunRecord, distinct_names
 from ..runs.training_command import TrainingCommand
 from ..tasks import kinds
@@ -31,9 +32,12 @@ from . import layout
 LEFT = 2  # columns of text
 
 
-def read_candidate(path: Path, model: str, subset: str, data: Path | None = None) -> Candidate:
+def read_candidate(
+    path: Path, model: str, subset: str, data: Path | None = None, tokenize: str | None = None
+) -> Candidate:
     """Read the results of fairseq-resid evaluate from a run folder; `model` is ignored by tasks without averages.
 
+    tokenize: score the translations again with this tokeniser of sacrebleu
     Raises: ValueError or FileNotFoundError naming the file that is missing or damaged, or that does not match the
     results.
     """
@@ -41,6 +45,8 @@ def read_candidate(path: Path, model: str, subset: str, data: Path | None = None
     results = run.read_results(subset)
     task = kinds.of_results(results)
     model = model if task.has_averages else LAST
+    if tokenize:
+        results = task.with_tokenizer(run, results, tokenize, data)
     return Candidate(
         path,
         results,
@@ -126,13 +132,14 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     )
     add("--subset", default="test", help="subset of the data (default test)")
     add("--data", type=Path, help="data folder (default: the one named in the results)")
+    add("--tokenize", choices=TOKENIZERS, help="score again with this tokeniser of sacrebleu (default: as evaluated)")
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(argv)
     if len(options.runs) < 2:
         parser.error(f"{len(options.runs)} run: must be at least two")
     if len({path.resolve() for path in options.runs}) < len(options.runs):
         parser.error("RUN: the same run is given twice")
-    headings, rows, notes = compared(options.runs, options.model, options.subset, options.data)
+    headings, rows, notes = compared(options.runs, options.model, options.subset, options.data, options.tokenize)
     if options.markdown:
         print(layout.markdown(headings, rows, notes, LEFT), end="")
     else:
@@ -140,7 +147,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
 
 
 def compared(
-    paths: Sequence[Path], model: str, subset: str, data: Path | None
+    paths: Sequence[Path], model: str, subset: str, data: Path | None, tokenize: str | None = None
 ) -> tuple[tuple[str, ...], TableRows, list[str]]:
     """Return headings, rows and notes for evaluated runs; the first run is the baseline.
 
@@ -151,7 +158,7 @@ def compared(
         results,
         "{first} and {second} cannot be compared: a model of {first_content} and a model of {second_content}",
     )
-    candidates = with_distinct_names([read_candidate(path, model, subset, data) for path in paths])
+    candidates = with_distinct_names([read_candidate(path, model, subset, data, tokenize) for path in paths])
     check_comparable(candidates)
     return tested(candidates)
 

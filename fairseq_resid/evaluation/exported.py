@@ -35,7 +35,8 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
         raise ValueError(f"--as-published: {folder} is an export; evaluate its run")
     text, engine = translator.converter(folder, record), load(folder)
     path = data or Path(record.data)
-    corpus = Corpus.read(path)
+    corpus = Corpus.read(path, (record.text.source, record.text.target))
+    corpus = replace(corpus, tokenize=given.tokenize or corpus.tokenize)
     text_folder.check(path)
     check_same_subwords(folder, record, corpus)
     sources = source_subwords(corpus, subset)
@@ -47,15 +48,18 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
         )
     check_lengths(sources, record.longest[0], "source")
     search = search_of(record, given)
-    hypotheses = []
-    with Progress(f"decode {subset} with {record.engine}", len(sources), "sentences") as progress:
-        for start in range(0, len(sources), TOGETHER):
-            found = engine.translate(sources[start : start + TOGETHER], search)
+    hypotheses, blank = [""] * len(sources), corpus.blank_lines(subset)
+    filled = [number for number in range(len(sources)) if number not in blank]
+    with Progress(f"decode {subset} with {record.engine}", len(filled), "sentences") as progress:
+        for start in range(0, len(filled), TOGETHER):
+            numbers = filled[start : start + TOGETHER]
+            found = engine.translate([sources[number] for number in numbers], search)
             if not all(found):
                 raise ValueError(f"{folder}: {translator.NO_NUMBERS}")
-            hypotheses += [text.segmenter.join(" ".join(best[0].tokens)) for best in found]
+            for number, best in zip(numbers, found, strict=True):
+                hypotheses[number] = corpus.form.restore(text.segmenter.join(" ".join(best[0].tokens)))
             progress.advance(len(found))
-    bleu = scoring.bleu([corpus.form.restore(line) for line in hypotheses], references, corpus.tokenize)
+    bleu = scoring.bleu(hypotheses, references, corpus.tokenize)
     beside = of_run(record, subset, bleu.signature, path, search)
     return f"{folder} {subset}: BLEU {bleu.value:.2f}  {bleu.signature}  {beside}"
 
@@ -89,7 +93,7 @@ def source_subwords(corpus: Corpus, subset: str) -> list[list[str]]:
     if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
         raise ValueError(f"{corpus.path}: has no binarised {subset} set")
     dictionary = Dictionary.load(str(corpus.path / f"dict.{corpus.source}.txt"))
-    prefix = corpus.path / f"{subset}.{corpus.source}-{corpus.target}.{corpus.source}"
+    prefix = corpus.path / f"{subset}.{corpus.pair}.{corpus.source}"
     dataset = data_utils.load_indexed_dataset(str(prefix), dictionary)
     if dataset is None:
         raise ValueError(f"{prefix}.bin: no such file")

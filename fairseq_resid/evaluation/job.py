@@ -58,6 +58,10 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
     state = load_checkpoint(run.last) if run.last.is_file() else {}
     cfg = state.get("cfg") or {}
     task = kinds.of_checkpoint(cfg)
+    if settings.tokenize and "BLEU" not in task.measures:
+        raise ValueError(
+            f"--tokenize {settings.tokenize}: applies to BLEU, but {path} is a model of {task.folder.content}"
+        )
     averages = averages_of(path, settings) if task.has_averages else {}
     if not state:
         raise ValueError(f"{run.last}: no such checkpoint")
@@ -72,6 +76,7 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
         settings,
         averages,
         is_trained_on(cfg, subset),
+        task.task_flags(cfg),
     )
 
 

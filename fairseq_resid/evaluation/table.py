@@ -12,6 +12,7 @@ from rich.console import Console
 
 from .. import records
 from ..cli import frame
+from ..data.text.bleu import TOKENIZERS
 from ..foreign import say, with_lines
 from ..runs.run import Results, Run, distinct_names
 from ..tasks import kinds
@@ -82,13 +83,19 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that fairseq-resid evaluate has scored")
     add("--baselines", type=Path, metavar="FILE", help="file written by `fairseq-resid baselines --json`")
     add("--at-least", type=float, metavar="BLEU", help="exit with code 1 if a score is missing or lower")
+    add("--tokenize", choices=TOKENIZERS, help="score again with this tokeniser of sacrebleu (default: as evaluated)")
+    add("--data", type=Path, help="with --tokenize: the data folder (default: the one named in the results)")
     add("--markdown", action="store_true", help="print Markdown")
     options = parser.parse_args(argv)
     runs: dict[Path, Results] = {}
     missing: list[FileNotFoundError] = []
     for path in options.runs:
         try:
-            runs[path] = Run(path).read_results()
+            run = Run(path)
+            results = run.read_results()
+            if options.tokenize:
+                results = kinds.of_results(results).with_tokenizer(run, results, options.tokenize, options.data)
+            runs[path] = results
         except FileNotFoundError as error:
             missing.append(error)
     if not runs:

@@ -25,7 +25,7 @@ from ..export.engine import is_export
 from ..fairseq_patches import load_checkpoint, naming
 from ..runs import settings
 from ..runs.run import Run
-from ..runs.trained_on import find_data
+from ..runs.trained_on import direction_of, find_data
 from ..tasks.text.decoding import search_settings
 from ..tasks.text.source import TextConverter, check_length, most_bytes, read_line
 
@@ -52,15 +52,16 @@ class Translator:
 
         folder = Run(Path(run))
         file = folder.checkpoint(checkpoint)
-        path = Path(data) if data else find_data(folder, load_checkpoint(file))
-        self.text = TextConverter.of_data(path)
+        state = load_checkpoint(file)
+        path = Path(data) if data else find_data(folder, state)
+        self.text = TextConverter.of_data(path, direction_of(state))
         self.search = search_settings(settings.of(folder).decoding)
         loaded = load(folder, file, path.resolve(), cpu)
         with naming(str(file)):
             loaded.cfg.tokenizer = loaded.cfg.bpe = None  # the text is already tokenised
+            loaded.cfg.dataset.max_tokens = max(4096, *loaded.model.max_positions())  # no line is too long for a batch
             self.hub: Any = GeneratorHubInterface(loaded.cfg, loaded.task, [loaded.model]).eval()
-        limits = [self.hub.max_positions[0], self.hub.cfg.dataset.max_tokens]
-        self.longest = min(limit for limit in limits if limit is not None)
+        self.longest: int = self.hub.max_positions[0]
 
     def translate(self, lines: Iterable[str]) -> list[str]:
         """Return the translation of every line; the translation of a blank line is empty.

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ..cli.frame import MissingPackage
-from ..data.text.forms import check_languages, check_tokenizer
+from ..data.text.bleu import check_tokenizer
+from ..data.text.forms import check_languages
 from ..files import bounded, inside
 from .checks import check_files
 

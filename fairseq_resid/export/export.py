@@ -53,28 +53,26 @@ This requires fairseq_resid with its extra `{engine}`. `export.json` describes t
 """
 
 
-def text_of(data: Path) -> Text:
+def text_of(data: Path, direction: tuple[str, str]) -> Text:
     """Return how the text of a data folder is converted. Without corpus.json, the text is not converted.
 
+    direction: source and target language of the model
     Raises: ValueError naming corpus.json if it is damaged.
     """
     if not (data / CORPUS).is_file():
-        languages = sorted(file.name.split(".")[1] for file in data.glob("dict.*.txt"))
-        source, target = languages if len(languages) == 2 else ("source", "target")
-        return Text(source, target)
+        return Text(*direction)
     known = text_folder.read(data)
     model = known.restore.model
     if model is not None and Path(model).name != model:
         raise ValueError(f"{data / CORPUS}: restore.model {model!r}: must be the name of a file in the folder")
     return Text(
-        known.source,
-        known.target,
+        *direction,
         known.text.form,
         known.text.normalize,
         known.text.split_hyphens,
         known.restore.post_process,
         model,
-        known.bleu_tokenize,
+        known.tokenizer(direction[1]),
     )
 
 
@@ -123,8 +121,9 @@ def export(
     from ..tasks.loading import load as load_model
 
     loaded = load_model(run, file, path, cpu=True)
-    text, kind = text_of(path), ENGINES[engine]
-    corpus = Corpus.read(path) if (path / CORPUS).is_file() else None
+    direction = loaded.task.cfg.source_lang, loaded.task.cfg.target_lang
+    text, kind = text_of(path, direction), ENGINES[engine]
+    corpus = Corpus.read(path, direction) if (path / CORPUS).is_file() else None
     out.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(partial_of(out), ignore_errors=True)  # left by an export that was killed
     with replacing(out) as partial:

@@ -121,6 +121,8 @@ class Pair:
 def read_pairs(loaded: Any, subset: str, longest: tuple[int, int]) -> tuple[list[Pair], int]:
     """Return the sentence pairs of a subset that the model accepts, and the number of pairs that are too long for it.
 
+    Pairs with a blank source are in neither.
+
     Raises: ValueError naming the data folder if it has no such subset.
     """
     try:
@@ -128,14 +130,18 @@ def read_pairs(loaded: Any, subset: str, longest: tuple[int, int]) -> tuple[list
     except FileNotFoundError:
         raise ValueError(f"{loaded.data}: has no binarised {subset} set, which the proof of an export needs") from None
     dataset = loaded.task.dataset(subset)
-    pairs = []
+    pairs, skipped = [], 0
     for index in range(len(dataset)):
         item = dataset[index]
+        if len(item["source"]) == 1:  # only </s>: its translation is empty in every engine, but not in fairseq
+            continue
         if len(item["source"]) <= longest[0] and len(item["target"]) <= longest[1]:
             pairs.append(Pair(index + 1, item["source"], item["target"]))
+        else:
+            skipped += 1
     if not pairs:
         raise ValueError(f"{loaded.data}: {subset} has no sentence that the model accepts")
-    return pairs, len(dataset) - len(pairs)
+    return pairs, skipped
 
 
 def batches(pairs: Sequence[Pair]) -> Iterator[list[int]]:

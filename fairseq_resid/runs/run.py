@@ -158,6 +158,9 @@ def check_number_of_scores(scores: dict[str, dict[str, Scored]]) -> None:
 class Results:
     """results.json: the scores of a run on one subset of the data.
 
+    corpus: its name, followed by the direction of the model if the corpus was prepared for the other one
+    source, target: languages in the direction of the model; tokenize: sacrebleu's tokeniser for `bleu`; all empty in
+    results of 1.0.0
     bleu: four decimals, with `signature`; None for images and captions; scores: all scores, by model and label
     sentences: number of sentences, images or captioned images; is_training_data: whether the model was trained on them
     """
@@ -178,9 +181,17 @@ class Results:
     unverified: list[str] = field(default_factory=list)
     preparation: dict[str, Any] = field(default_factory=dict)
     is_training_data: bool = False
+    source: str = ""
+    target: str = ""
+    tokenize: str = ""
 
     def __post_init__(self) -> None:
         check_number_of_scores(self.scores)
+
+    @property
+    def direction(self) -> tuple[str, str] | None:
+        """The source and target language of the model; None for results of 1.0.0, and for images and captions."""
+        return (self.source, self.target) if self.source else None
 
 
 @dataclass(frozen=True)
@@ -317,7 +328,22 @@ class Run:
         """
         self.require()
         flags = "" if subset == "test" else f" --subset {subset}"
-        return records.read(self.results(subset), Results, f"{EVALUATE} {self.path}{flags}")
+        results = records.read(self.results(subset), Results, f"{EVALUATE} {self.path}{flags}")
+        self._require_direction(results)
+        return results
+
+    def _require_direction(self, results: Results) -> None:
+        # Before 1.1.0, every model was scored in the direction of its corpus.
+        if results.bleu is None or results.source:
+            return
+        record = records.remembered(self.record, RunRecord)
+        words = record.command if record else []
+        flags = [word for word in words if word.split("=")[0] in ("-s", "-t", "--source-lang", "--target-lang")]
+        if flags:
+            raise ValueError(
+                f"{self.results(results.subset)}: written by an earlier version, which ignored {flags[0]}; run "
+                f"{EVALUATE} {self.path} again"
+            )
 
     def results(self, subset: str = "test") -> Path:
         return self.file("results.json" if subset == "test" else f"results.{subset}.json")

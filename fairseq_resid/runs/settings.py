@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 from ..cli.frame import integer
+from ..data.text.bleu import TOKENIZERS
 from ..files import bounded
 from .run import Numbering, Run, RunRecord
 
@@ -33,6 +34,7 @@ class Settings:
     last, by: number and kind of the checkpoints to average; epochs: first and last epoch of each additional average
     are_epochs_required: whether missing epochs are an error; a run may end before the epochs in its recipe
     decoding: options of fairseq-generate, without leading dashes
+    tokenize: sacrebleu's tokeniser; None for that of the data folder
     """
 
     last: int = LAST
@@ -40,6 +42,7 @@ class Settings:
     epochs: tuple[tuple[int, int], ...] = ()
     are_epochs_required: bool = True
     decoding: Mapping[str, str] = field(default_factory=lambda: dict(DECODING))
+    tokenize: str | None = None
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -69,6 +72,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         f"(default {DECODING['max-len-a']})",
     )
     add("--max-len-b", type=integer(0, MOST_COUNT), metavar="B", help=f"see above (default {DECODING['max-len-b']})")
+    add("--tokenize", choices=TOKENIZERS, help="sacrebleu's tokeniser for BLEU (default: that of the data folder)")
 
 
 def _number(text: str) -> float:
@@ -119,4 +123,5 @@ def of(run: Run, given: argparse.Namespace | None = None) -> Settings:
         if (found := value(name, None)) is not None:
             decoding[name.replace("_", "-")] = str(found) if isinstance(found, int) else f"{found:g}"
     is_given = getattr(given, "epochs", None) is not None
-    return Settings(value("last", LAST), value("by", None), tuple(value("epochs", ())), is_given, decoding)
+    epochs = tuple(value("epochs", ()))
+    return Settings(value("last", LAST), value("by", None), epochs, is_given, decoding, value("tokenize", None))

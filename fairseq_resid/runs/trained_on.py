@@ -20,6 +20,13 @@ def task_of(cfg: Any) -> str | None:
     return setting(task, "_name") or setting(task, "task")
 
 
+def direction_of(state: dict[str, Any]) -> tuple[str, str] | None:
+    """Return source and target language of a checkpoint's translation task; None if they are not recorded."""
+    task = setting(state.get("cfg"), "task") or state.get("args")
+    source, target = setting(task, "source_lang"), setting(task, "target_lang")
+    return (source, target) if source and target else None
+
+
 def num_updates(state: dict[str, Any]) -> int | None:
     """Return the number of updates of a checkpoint, or None if it is not recorded."""
     history = state.get("optimizer_history")

@@ -91,7 +91,6 @@ class Captioning(Task[CaptionData]):
     folder = folders.CAPTIONS
     example, prediction, output = "captioned image", "word", "caption"
     has_averages, best = True, AVERAGED
-    decoding_flags = ("--by-image",)
     table_headings = (f"{CIDER} avg", f"{CIDER} last", "tokens/s")
     headings = ("run", "architecture", CIDER, "difference", "95% interval", "p bootstrap", BESIDE)
     measures = {  # noqa: RUF012
@@ -115,6 +114,9 @@ class Captioning(Task[CaptionData]):
             )
         data.references(subset)
         return data
+
+    def task_flags(self, cfg: Any) -> tuple[str, ...]:
+        return (*super().task_flags(cfg), "--by-image")
 
     def nll(self, job: ScoringJob[CaptionData], model: ScoredModel) -> float:
         return likelihood.mean(reference_nll(job, model))

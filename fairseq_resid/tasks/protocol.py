@@ -64,6 +64,7 @@ class ScoredModel:
 class ScoringJob(Generic[D]):
     """The evaluation of one run on one subset of the data, with its inputs located and checked.
 
+    task_flags: flags of fairseq-generate that set the fairseq task as in training
     averages: the checkpoints of each average, by the name of the average; empty if the task has no averages
     is_training_data: whether the model was trained on this subset
     """
@@ -78,6 +79,7 @@ class ScoringJob(Generic[D]):
     settings: Settings
     averages: dict[str, list[Path]] = field(default_factory=dict)
     is_training_data: bool = False
+    task_flags: tuple[str, ...] = ()
 
     def models(self) -> list[ScoredModel]:
         """Return all models to score: the averages and the last checkpoint."""
@@ -178,7 +180,6 @@ class Task(ABC, Generic[D]):
     best: the model whose scores a study compares
     shows_spread: whether evaluating several runs also prints their spread over seeds
     can_decode: whether its models decode with attention to a source sentence
-    decoding_flags: flags of fairseq-generate for its fairseq task
 
     table_headings: scores and speed in a table of runs; headings: columns of a comparison
     measures: the measures of a study, by name; shown: additional scores in its table
@@ -195,7 +196,6 @@ class Task(ABC, Generic[D]):
     best: str
     shows_spread = False
     can_decode = False
-    decoding_flags: tuple[str, ...] = ()
     table_headings: tuple[str, str, str]
     headings: tuple[str, ...]
     measures: Mapping[str, Measure]
@@ -216,6 +216,17 @@ class Task(ABC, Generic[D]):
 
         Raises: ValueError or OSError naming the missing or mismatched file.
         """
+
+    def task_flags(self, cfg: Any) -> tuple[str, ...]:
+        """Return the flags of fairseq-generate for the fairseq task in a checkpoint's cfg."""
+        return ("--task", self.folder.task)
+
+    def with_tokenizer(self, run: Run, results: Results, tokenize: str, data: Path | None) -> Results:
+        """Return results with the BLEU of the same translations under another tokeniser of sacrebleu.
+
+        Raises: ValueError if the task has no BLEU; see `read_outputs`.
+        """
+        raise ValueError(f"--tokenize {tokenize}: applies to BLEU, but {run.path} is a model of {self.folder.content}")
 
     @abstractmethod
     def nll(self, job: ScoringJob[D], model: ScoredModel) -> float:

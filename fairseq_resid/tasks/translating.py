@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +13,11 @@ from ..cli import children
 from ..data import folders
 from ..data.text import folder as text_folder
 from ..data.text.binarised import SPECIAL, check_texts, require_subset
+from ..data.text.bleu import perfect
 from ..data.text.folder import Corpus
 from ..files import MOST_COUNT, bounded, inside, read_lines, read_rows, write_text
 from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored
-from ..runs.trained_on import check_same_dictionaries, find_data
+from ..runs.trained_on import check_same_dictionaries, direction_of, find_data, setting
 from .protocol import (
     LAST,
     NLL,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from .loading import Loaded
 
+POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target-positions
 TOLERANCE = 0.001  # results.json has four decimals
 
 
@@ -54,15 +56,19 @@ class DecodingNote:
     files: list[FileState]
     settings: dict[str, str | bool | None]
     text: dict[str, str]
+    blank: list[int] = field(default_factory=list)  # indices of the blank sources
 
     @classmethod
-    def of(cls, job: ScoringJob[Any], model: ScoredModel, settings: dict[str, str | None]) -> DecodingNote:
+    def of(
+        cls, job: ScoringJob[Any], model: ScoredModel, settings: dict[str, str | None], blank: Collection[int] = ()
+    ) -> DecodingNote:
         return cls(
             [FileState.of(file) for file in model.made_from],
             str(job.data.path.resolve()),
             [FileState.of(file) for file in job.data.inputs(job.subset)],
             {**settings, "cpu": job.cpu},
             {"form": job.data.form.form},
+            sorted(blank),
         )
 
     def still_describes(self, file: Path, note: Path) -> bool:
@@ -75,13 +81,16 @@ def decoding_settings(job: ScoringJob[Any]) -> dict[str, str | None]:
     return {**job.settings.decoding, "post-process": job.data.post_process}
 
 
-def translate(job: ScoringJob[Any], model: ScoredModel, lock: int | None = None) -> list[str]:
+def translate(
+    job: ScoringJob[Any], model: ScoredModel, lock: int | None = None, blank: Collection[int] = ()
+) -> list[str]:
     """Return the hypotheses of one model, reusing RUN/decode if the inputs and settings have not changed.
 
+    blank: indices of the blank sources, whose translations are empty; fairseq would invent some
     Raises: DecodingError if fairseq-generate fails or skips a sentence.
     """
     log, hypotheses, note = (job.decoded(model.name, kind) for kind in ("log", "hyp", "json"))
-    mine = DecodingNote.of(job, model, decoding_settings(job))
+    mine = DecodingNote.of(job, model, decoding_settings(job), blank)
     if mine.still_describes(hypotheses, note):
         return read_lines(hypotheses)
     corpus = job.data
@@ -92,7 +101,7 @@ def translate(job: ScoringJob[Any], model: ScoredModel, lock: int | None = None)
         corpus.post_process,
         job.cpu,
         job.settings.decoding,
-        ("--task", job.task.folder.task, *job.task.decoding_flags),
+        job.task_flags,
     )
     count = len(corpus.references(job.subset))
     decoding.decode(command, log, lock, count)
@@ -100,6 +109,7 @@ def translate(job: ScoringJob[Any], model: ScoredModel, lock: int | None = None)
     if len(lines) != count:
         reference = corpus.reference(job.subset)
         raise decoding.DecodingError(f"{log}: {len(lines)} hypotheses, but {reference} has {count} lines")
+    lines = ["" if number in blank else line for number, line in enumerate(lines)]
     write_text(hypotheses, "".join(f"{line}\n" for line in lines))
     records.write(note, mine)
     return lines
@@ -132,6 +142,24 @@ def check_dictionaries(run: Run, state: dict[str, Any], data: Path, embeddings: 
         if words != trained:
             raise ValueError(f"{file}: {words:,} words, but {run.last} was trained with {trained:,}")
     check_same_dictionaries(run, state, data)
+
+
+def check_lengths(corpus: Corpus, subset: str, source: int, target: int, truncates: bool) -> None:
+    """Check that every sentence of a subset is short enough for the model.
+
+    source, target: the positions of the model; truncates: whether longer sources are shortened
+    Raises: ValueError naming the file and line of the first sentence that is too long.
+    """
+    for language, most in ((corpus.source, source), (corpus.target, target)):
+        lengths = corpus.lengths(subset, language)
+        long = [number for number, length in enumerate(lengths, start=1) if length > most]
+        if long and not (truncates and language == corpus.source):
+            side = "source" if language == corpus.source else "target"
+            raise ValueError(
+                f"{corpus.path / 'ref' / f'{subset}.{language}'}:{long[0]}: {lengths[long[0] - 1]:,} subwords, but the "
+                f"model has {most:,} positions; too long: {len(long):,} of {len(lengths):,} lines; shorten or remove "
+                f"them and prepare the corpus again, or train with a larger --max-{side}-positions"
+            )
 
 
 def fitting(loaded: Loaded, subset: str) -> np.ndarray:
@@ -180,7 +208,7 @@ class Translation(Task[Corpus]):
     kept_files = ("*.nll", "*.averaged.hyp", "*.averaged.bleu", "*.epochs*.hyp", "*.epochs*.bleu")
 
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> Corpus:
-        corpus = Corpus.read(path)
+        corpus = Corpus.read(path, direction_of(state))
         text_folder.check(corpus.path)
         sides = (corpus.source, "encoder"), (corpus.target, "decoder")
         embeddings = {f"dict.{language}.txt": f"{stack}.embed_tokens.weight" for language, stack in sides}
@@ -195,21 +223,35 @@ class Translation(Task[Corpus]):
             raise ValueError(f"{reference}: no such reference text; --subset must name subsets of the data folder")
         require_subset(corpus.path, subset, corpus.source, corpus.target)
         corpus.references(subset)
+        task = setting(state.get("cfg"), "task")
+        check_lengths(
+            corpus,
+            subset,
+            setting(task, "max_source_positions") or POSITIONS,
+            setting(task, "max_target_positions") or POSITIONS,
+            bool(setting(task, "truncate_source")),
+        )
         return corpus
+
+    def task_flags(self, cfg: Any) -> tuple[str, ...]:
+        return (*super().task_flags(cfg), *decoding.translation_flags(cfg))
 
     def nll(self, job: ScoringJob[Corpus], model: ScoredModel) -> float:
         return likelihood.mean(reference_nll(job, model))
 
     def score(self, job: ScoringJob[Corpus], results: Results, lock: int) -> tuple[Results, list[str]]:
+        if job.settings.tokenize:
+            job = replace(job, data=replace(job.data, tokenize=job.settings.tokenize))
         corpus, references = job.data, job.data.references(job.subset)
+        best, blank = perfect(references, corpus.tokenize), corpus.blank_lines(job.subset)
         is_published = not published.differences(job)
         scores, beside = {}, {}
         for model in job.models():
-            hypotheses = translate(job, model, lock)
+            hypotheses = translate(job, model, lock, blank)
             score = scores[model.name] = scoring.bleu(hypotheses, references, corpus.tokenize)
             beside[model.name] = {
                 **({published.LABEL: score} if is_published else {}),
-                **scoring.side_by_side(hypotheses, references, corpus.form),
+                **scoring.side_by_side(hypotheses, references, corpus.form, corpus.tokenize),
                 NLL: scoring.Score(self.nll(job, model), likelihood.UNIT),
             }
         texts = [str(job.decoded(name, "hyp")) for name in scores]
@@ -222,6 +264,9 @@ class Translation(Task[Corpus]):
             results,
             bleu=ByModel(**{name: round(scores[name].value, 4) for name in ("averaged", LAST)}),
             signature=scores["averaged"].signature,
+            source=corpus.source,
+            target=corpus.target,
+            tokenize=corpus.tokenize,
             sentences=len(references),
             averaged_checkpoints=[file.name for file in job.averages["averaged"]],
             decoding=decoding_settings(job),
@@ -233,7 +278,12 @@ class Translation(Task[Corpus]):
         named, public = (f"BLEU {published.LABEL}", published.beside(job)) if is_published else ("BLEU", "")
         bleu = ", ".join(f"{name} {score.value:.2f}" for name, score in scores.items())
         nll = ", ".join(f"{name} {by_label[NLL].value:.4f}" for name, by_label in beside.items())
-        return results, [f"{named} {bleu}  {results.signature}  {public}".rstrip(), f"NLL {nll}  {likelihood.UNIT}"]
+        lines = [f"{named} {bleu}  {results.signature}  {public}".rstrip(), f"NLL {nll}  {likelihood.UNIT}"]
+        if best < 100:
+            chrf = ", ".join(f"{name} {by_label['chrF'].value:.2f}" for name, by_label in beside.items())
+            why = f"a perfect translation would score BLEU {best:.2f}, because no reference has four tokens"
+            lines.append(f"chrF {chrf}  {beside['averaged']['chrF'].signature}  ({why})")
+        return results, lines
 
     def not_as_published(self, job: ScoringJob[Corpus]) -> list[str]:
         return published.differences(job)
@@ -255,7 +305,7 @@ class Translation(Task[Corpus]):
         self, run: Run, subset: str, results: Results, model: str, data: Path | None
     ) -> tuple[float, Translations]:
         expected = float(getattr(results.bleu, model))
-        corpus = Corpus.read(data or data_of(run, results))
+        corpus = self._corpus(run, results, data)
         text = run.file(f"decode/{subset}.{model}.hyp")
         hypotheses = read_lines(text)
         references = corpus.references(subset)
@@ -267,6 +317,20 @@ class Translation(Task[Corpus]):
                 f"{run.path} again"
             )
         return expected, Translations(hypotheses, references, corpus.tokenize)
+
+    def _corpus(self, run: Run, results: Results, data: Path | None) -> Corpus:
+        """Return the data folder of results, with the direction and the tokeniser that they were scored with."""
+        corpus = Corpus.read(data or data_of(run, results), results.direction)
+        return replace(corpus, tokenize=results.tokenize or corpus.tokenize)
+
+    def with_tokenizer(self, run: Run, results: Results, tokenize: str, data: Path | None) -> Results:
+        corpus, signature = self._corpus(run, results, data), ""
+        references, found = corpus.references(results.subset), dict[str, float]()
+        for model in ("averaged", LAST):
+            hypotheses = read_lines(run.file(f"decode/{results.subset}.{model}.hyp"))
+            score = scoring.bleu(hypotheses, references, tokenize)
+            found[model], signature = round(score.value, 4), score.signature
+        return replace(results, bleu=ByModel(**found), signature=signature, tokenize=tokenize)
 
     def check_comparable(self, first: Candidate, other: Candidate) -> None:
         check_comparable(first, other)
@@ -282,7 +346,7 @@ class Translation(Task[Corpus]):
     def texts(self, candidates: Sequence[Candidate], data: Path | None = None) -> Texts:
         """Return sources (empty if not stored next to the references), references and hypotheses."""
         first = candidates[0]
-        corpus = Corpus.read(data or data_of(Run(first.path), first.results))
+        corpus = self._corpus(Run(first.path), first.results, data)
         path = inside(corpus.path, f"ref/{first.results.subset}.{corpus.source}")
         references = first.outputs.references
         sources = read_lines(path) if path.is_file() else [""] * len(references)
@@ -309,7 +373,7 @@ class Translation(Task[Corpus]):
         scores = {
             NLL: scoring.Score(likelihood.mean(sentences), likelihood.UNIT),
             "BLEU": scoring.bleu(hypotheses, references, corpus.tokenize),
-            "chrF": scoring.side_by_side(hypotheses, references, corpus.form)["chrF"],
+            "chrF": scoring.side_by_side(hypotheses, references, corpus.form, corpus.tokenize)["chrF"],
         }
         return {name: Scored(round(score.value, 5), score.signature) for name, score in scores.items()}
 

@@ -30,7 +30,7 @@ def test_unreachable_references_are_refused_with_their_cause(
     assert build(raw, tmp_path / "data") == 2
     error = capsys.readouterr().err
     assert "the best possible BLEU on the" in error and "sentencepiece's normaliser nmt_nfkc" in error
-    assert "NFC" in error and "--spm-normalizer identity" in error and "--allow-low-ceiling" in error
+    assert "--spm-normalizer identity" in error and "--allow-low-ceiling" in error
     assert not (tmp_path / "data").exists()
     assert build(raw, tmp_path / "data", "--allow-low-ceiling") == 0
     output = capsys.readouterr().out

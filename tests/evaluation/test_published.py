@@ -212,7 +212,7 @@ def test_evaluation_of_a_skipped_test_set_gives_one_clear_error(
     trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     read = Corpus.read
-    skipping = classmethod(lambda cls, path: replace(read(path), skipped={"test1": "test_2017_flickr"}))
+    skipping = classmethod(lambda cls, *given: replace(read(*given), skipped={"test1": "test_2017_flickr"}))
     monkeypatch.setattr(Corpus, "read", skipping)
     assert evaluate.main([str(trained[1]), "--cpu", "--subset", "test1"]) == 2
     assert capsys.readouterr().err.splitlines() == [
@@ -358,7 +358,7 @@ def test_evaluation_as_published_is_labelled(
 
 
 def _as_released(read: Any) -> Any:
-    return classmethod(lambda cls, path: replace(read(path), differences=()))
+    return classmethod(lambda cls, *given: replace(read(*given), differences=()))
 
 
 def _with_count(known: published.Publication, count: int) -> published.Publication:

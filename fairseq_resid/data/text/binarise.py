@@ -17,7 +17,6 @@ from ...files import last_lines, sha256
 from ...foreign import with_lines
 from . import folder as data_folder
 from .folder import CorpusRecord
-from .forms import TOKENISED, TextForm
 from .manifest import number_of_test
 
 TOOLS = ("fairseq", "fairseq-fixed", "sacremoses", "sentencepiece", "subword-nmt")
@@ -92,14 +91,6 @@ def _watched(data: Path, size: int) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
-
-
-def bleu_tokenize(form: TextForm) -> str:
-    """Return the name of the sacrebleu tokenizer to score with.
-
-    Text that is released or published in tokenised form is scored on its own tokens, as in publications that use it.
-    """
-    return "none" if form.form in TOKENISED else "13a"
 
 
 def make(

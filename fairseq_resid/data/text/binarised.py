@@ -122,6 +122,18 @@ def check_texts(data: Path, subset: str | None = None) -> None:
             raise ValueError(f"{file.with_suffix('.idx')}: missing; {AGAIN}")
 
 
+def sentence_lengths(file: Path) -> list[int]:
+    """Return the number of tokens of every sentence in an .idx file; empty if there is none or its format is older."""
+    if not file.is_file():
+        return []
+    with open_any_size(file) as opened:
+        beginning = opened.read(HEADER.size)
+        if not beginning.startswith(MAGIC):
+            return []
+        lengths = opened.read(4 * HEADER.unpack(beginning)[3])
+    return list(map(int, np.frombuffer(lengths, "<i4")))
+
+
 def require_subset(data: Path, subset: str, source: str, target: str) -> None:
     """Check that a subset exists in both languages, binarised or as raw text.
 

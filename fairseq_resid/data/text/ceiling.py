@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ...files import read_lines
 from ...foreign import say
+from .bleu import metric, perfect
 from .folder import LostLine, RoundTrip
 from .forms import TextForm
 from .segmentation import Segmenter
@@ -38,8 +39,6 @@ def round_trip(
     normalise: the normalisation before segmentation
     known: the subwords of the training text, which fairseq's dictionary contains
     """
-    from sacrebleu.metrics.bleu import BLEU
-
     references, restored = [form.reference(line) for line in read_lines(reference)], []
     lost = dict.fromkeys(CAUSES, 0)
     example = None
@@ -54,27 +53,32 @@ def round_trip(
         cause = "unknown" if not set(wanted) <= known else "normalizer" if is_changed else "form"
         lost[cause] += 1
         example = example or LostLine(number, cause, line, restored[-1])
-    # Text scored on its own tokens is tokenised on purpose, so suppress sacrebleu's warning.
-    metric = BLEU(tokenize=tokenize, force=tokenize == "none")
-    bleu = round(metric.corpus_score(restored, [references]).score, 2)
+    measured = metric(tokenize)
+    bleu = round(measured.corpus_score(restored, [references]).score, 2)
     exact = len(references) - sum(lost.values())
-    return RoundTrip(exact, len(references), bleu, metric.get_signature().format(), lost, example)
+    best = round(perfect(references, tokenize), 2)
+    return RoundTrip(exact, len(references), bleu, measured.get_signature().format(), lost, example, best)
 
 
 def judge(name: str, trips: Mapping[str, RoundTrip], normalizer: str, sampled: bool, accepted: bool) -> None:
-    """Warn if the best possible BLEU is below 99.
+    """Warn if the best possible BLEU is below 99. For references too short for BLEU, the share of exact lines counts.
 
     sampled: --limit is used, so the training text may lack characters of the other texts; accepted: --allow-low-ceiling
     Raises: ValueError with the causes if it is below 95, unless sampled or accepted.
     """
     for split, trip in trips.items():
-        if trip.bleu >= WARNED:
+        if trip.perfect < 100:
+            say(
+                f"warning: a perfect translation of the {split} text would score BLEU {trip.perfect:.2f}, because none "
+                f"of its references has four tokens ({trip.signature}); use chrF"
+            )
+        best = trip.bleu if trip.perfect >= 100 else 100 * trip.exact / trip.of
+        if best >= WARNED or trip.exact == trip.of:
             continue
-        message = (
-            f"the best possible BLEU on the {split} text is {trip.bleu:.2f}, because subwords cannot reproduce "
-            f"{trip.of - trip.exact:,} of its {trip.of:,} lines: {why(trip, normalizer)}"
-        )
-        if trip.bleu < REFUSED and not (sampled or accepted):
+        lost = f"{trip.of - trip.exact:,} of its {trip.of:,} lines: {why(trip, normalizer)}"
+        why_low = f"the best possible BLEU on the {split} text is {trip.bleu:.2f}, because subwords cannot reproduce"
+        message = f"{why_low if trip.perfect >= 100 else f'{split} text: subwords cannot reproduce'} {lost}"
+        if best < REFUSED and not (sampled or accepted):
             raise ValueError(f"{name}: {message} (use --allow-low-ceiling to accept this)")
         say(f"warning: {message}")
 
@@ -86,8 +90,7 @@ def why(trip: RoundTrip, normalizer: str) -> str:
         "subwords (a smaller --vocab-size avoids this)",
         "normalizer": "contain ▁ (U+2581), which sentencepiece treats as a space, or repeated spaces, which it merges"
         if normalizer == "identity"
-        else f"are changed by sentencepiece's normaliser {normalizer}: convert the text to Unicode NFC, "
-        "or use --spm-normalizer identity",
+        else f"are changed by sentencepiece's normaliser {normalizer}: use --spm-normalizer identity",
         "form": "cannot be restored exactly: the target's punctuation is normalised (--normalize source or none "
         "avoids this), or its tokenisation cannot be undone",
     }

@@ -10,6 +10,7 @@ from msgspec.structs import fields
 
 from ...cli.machine import cores
 from . import subwords
+from .bleu import TOKENIZERS
 from .manifest import TextManifest
 from .preparation import LIMITS, SETTINGS
 
@@ -47,6 +48,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--spm-normalizer",
         choices=subwords.NORMALIZERS,
         help=f"sentencepiece's normalisation before segmentation (default: {default['spm_normalizer']})",
+    )
+    add(
+        "--tokenize",
+        choices=TOKENIZERS,
+        help="sacrebleu's tokeniser for BLEU (default: zh for a Chinese target, ja-mecab for Japanese, ko-mecab for "
+        "Korean, none for text that is tokenised already, else 13a)",
     )
     add("--allow-low-ceiling", action="store_true", help="continue even if a perfect model could not reach 95 BLEU")
     add("--verify", action="store_true", help="compare checksums of a finished data folder, not only file sizes")

@@ -11,8 +11,9 @@ import msgspec
 from ... import records
 from ...files import inside, read_lines
 from ..recorded import check_names, check_sizes
-from .binarised import check_regular, check_texts
-from .forms import TextForm, check_languages, check_tokenizer
+from .binarised import check_regular, check_texts, sentence_lengths
+from .bleu import check_tokenizer, default_tokenizer
+from .forms import TOKENISED, TextForm, check_languages, is_blank
 from .segmentation import Segmenter
 
 CORPUS = "corpus.json"
@@ -64,6 +65,7 @@ class RoundTrip:
     """The result of segmenting the reference text into subwords and restoring it, which limits the score of any model.
 
     exact, of: the numbers of unchanged lines and of all lines; lost: changed lines by cause
+    perfect: BLEU of the references themselves; less than 100 if none of them has four tokens
     """
 
     exact: int
@@ -72,6 +74,7 @@ class RoundTrip:
     signature: str
     lost: dict[str, int] = field(default_factory=dict)
     example: LostLine | None = None
+    perfect: float = 100.0
 
 
 @dataclass(frozen=True)
@@ -167,6 +170,16 @@ class CorpusRecord:
         is_named = any(text.origin for text in self.texts.values())
         return ("all texts (an earlier version did not compare them)",) if is_named else ()
 
+    def tokenizer(self, target: str) -> str:
+        """Return sacrebleu's tokeniser for translations into `target`, which is either language of the corpus.
+
+        Before 1.1.0, raw text in every language was recorded with 13a, whatever the language.
+        """
+        is_chosen = self.asked.get("tokenize") or (target == self.target and self.bleu_tokenize != "13a")
+        if is_chosen:
+            return self.bleu_tokenize
+        return "none" if self.text.form in TOKENISED else default_tokenizer(target)
+
     def forms(self) -> dict[str, TextForm]:
         """Return the form of each language's text.
 
@@ -186,12 +199,17 @@ def read(data: Path) -> CorpusRecord:
 
 @dataclass(frozen=True)
 class Corpus:
-    """A data folder: binarised text, raw references in ref/, corpus.json."""
+    """A data folder: binarised text, raw references in ref/, corpus.json.
+
+    name: the name of the corpus, followed by the direction of the model if that is not the one it was prepared for
+    source, target: the languages in the direction of the model; pair: as in the file names
+    """
 
     path: Path
     name: str
     source: str
     target: str
+    pair: str
     restore: Restore
     tokenize: str
     form: TextForm
@@ -202,9 +220,10 @@ class Corpus:
     skipped: dict[str, str] = field(default_factory=dict)  # names of the test sets that were not on disk, by split
 
     @classmethod
-    def read(cls, path: Path) -> Corpus:
+    def read(cls, path: Path, direction: tuple[str, str] | None = None) -> Corpus:
         """Read DATA/corpus.json.
 
+        direction: source and target language of the model; None: as the corpus was prepared
         Raises: OSError if it does not exist; ValueError naming the folder or file and the problem.
         """
         if not path.is_dir():
@@ -215,17 +234,23 @@ class Corpus:
                 f"or by {WRITER} custom for your own text"
             )
         known = read(path)
+        pair = known.source, known.target
+        direction = direction or pair
+        if sorted(direction) != sorted(pair):
+            raise ValueError(
+                f"{path / CORPUS}: {' and '.join(pair)}, but the model translates {' to '.join(direction)}"
+            )
         try:
-            form = known.forms()[known.target]
+            form = known.forms()[direction[1]]
         except ValueError as error:
             raise ValueError(f"{path / CORPUS}: {error}") from None
         return cls(
             path,
-            known.name,
-            known.source,
-            known.target,
+            known.name if direction == pair else f"{known.name} {'-'.join(direction)}",
+            *direction,
+            "-".join(pair),
             known.restore,
-            known.bleu_tokenize,
+            known.tokenizer(direction[1]),
             form,
             known.profile,
             known.differences,
@@ -254,6 +279,17 @@ class Corpus:
     def references(self, subset: str) -> list[str]:
         """Return the reference text in the form that is scored."""
         return [self.form.reference(line) for line in read_lines(self.reference(subset))]
+
+    def lengths(self, subset: str, language: str) -> list[int]:
+        """Return the number of subwords, with </s>, of every binarised sentence; empty for raw or older formats."""
+        return sentence_lengths(self.path / f"{subset}.{self.pair}.{language}.idx")
+
+    def blank_lines(self, subset: str) -> set[int]:
+        """Return the indices of the source sentences that are blank, in the raw text or after segmentation."""
+        blank = {index for index, length in enumerate(self.lengths(subset, self.source)) if length == 1}
+        raw = inside(self.path, f"ref/{subset}.{self.source}")
+        lines = read_lines(raw) if raw.is_file() else []
+        return blank | {index for index, line in enumerate(lines) if is_blank(line)}
 
     def inputs(self, subset: str) -> list[Path]:
         """Return the files that a translation of `subset` depends on."""

@@ -16,6 +16,7 @@ no-break space or U+2028 within a piece. DATA/corpus.json records the form, so t
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,8 +24,6 @@ from typing import Any
 
 FORMS = ("plain", "moses", "escaped", "lowercased")
 TOKENISED = ("escaped", "lowercased")  # scored on their own tokens
-# The tokenisers of sacrebleu that need neither a downloaded model nor another package.
-TOKENIZERS = ("13a", "none", "zh", "intl", "char")
 NORMALIZE = ("none", "source", "both")  # sides with punctuation normalisation
 WHITE_SPACE = re.compile(r"[^\S ]")
 
@@ -45,17 +44,16 @@ ESCAPES = {
 SPECIAL = frozenset(("<s>", "<pad>", "</s>"))
 
 
-def check_tokenizer(name: str) -> None:
-    """Raise ValueError for a BLEU tokeniser that is unknown, or needs a download or another package."""
-    if name not in TOKENIZERS:
-        raise ValueError(f"BLEU tokeniser {name[:40]!r}: must be one of {', '.join(TOKENIZERS)}")
-
-
 def check_languages(*languages: str) -> None:
     """Raise ValueError for a language that cannot be the suffix of a file name."""
     for language in languages:
         if not language or "/" in language or "\0" in language:
             raise ValueError(f"{language[:40]!r}: not a language; a language code such as en is allowed")
+
+
+def is_blank(line: str) -> bool:
+    """Return whether a line shows nothing: it has only white space, control characters and zero-width characters."""
+    return all(character.isspace() or unicodedata.category(character) in ("Cc", "Cf") for character in line)
 
 
 def plain_words(subwords: Iterable[str]) -> list[str]:

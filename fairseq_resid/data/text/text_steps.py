@@ -17,8 +17,9 @@ from typing import Any
 from ...cli.progress import Progress
 from ...files import open_any_size, read_bytes, read_lines
 from . import binarise, ceiling, clean, repeats, shards, sources, subwords, tokenise
+from .bleu import default_tokenizer
 from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
-from .forms import TextForm
+from .forms import TOKENISED, TextForm
 from .manifest import TextManifest
 from .segmentation import FILES, Segmenter
 from .shards import Sides
@@ -170,7 +171,12 @@ def run(job: Job, work: Path) -> Path:
         Step("tokenise", f"tokenise{and_clean}", [form, manifest.clean and clean.MAX_CHARACTERS], ["extract"]),
         Step("deduplicate", "deduplicate", [manifest.subwords, manifest.spm_normalizer], ["tokenise"]),
         Step("learn", f"learn a joint BPE of {units}", learner, [train]),
-        Step("encode", f"encode{and_clean}", job.limits and asdict(job.limits), ["tokenise", train, "learn"]),
+        Step(
+            "encode",
+            f"encode{and_clean}",
+            [job.limits and asdict(job.limits), manifest.tokenize],
+            ["tokenise", train, "learn"],
+        ),
         Step("binarise", "fairseq-preprocess", job.settings, ["encode"]),
     ]
     steps = Steps(work, [step for step in declared if step.name != "deduplicate" or manifest.deduplicate])
@@ -331,9 +337,17 @@ def encode(
         evaluation[split] = job.sides(folder, split)
         (_, cut), (_, reference) = evaluation[split], job.sides(folder / "ref", split)
         trips[split] = ceiling.round_trip(
-            cut, reference, form, binarise.bleu_tokenize(form), Segmenter(kind, model), normalise, known
+            cut, reference, form, bleu_tokenize(job.manifest, form), Segmenter(kind, model), normalise, known
         )
     return Encoded(counts, tokens, trips, repeats.overlap(train, evaluation, counts["train"].kept))
+
+
+def bleu_tokenize(manifest: TextManifest, form: TextForm) -> str:
+    """Return the name of sacrebleu's tokeniser for the target side: the manifest's, or that of its form and language.
+
+    Text that is released or published in tokenised form is scored on its own tokens, as in publications that use it.
+    """
+    return manifest.tokenize or ("none" if form.form in TOKENISED else default_tokenizer(form.language))
 
 
 def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folder: Path) -> Binarised:
@@ -434,7 +448,7 @@ def corpus_record(
         ),
         restore=Restore(manifest.subwords, model),
         profile=manifest.profile,
-        bleu_tokenize=binarise.bleu_tokenize(form),
+        bleu_tokenize=bleu_tokenize(manifest, form),
     )
 
 

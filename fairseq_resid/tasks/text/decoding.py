@@ -6,12 +6,17 @@ import re
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from ...cli import children
 from ...cli.progress import Progress
 from ...files import create, read_lines
 from ...runs.settings import DECODING
+from ...runs.trained_on import setting
+
+POSITIONS = ("--max-source-positions", "--max-target-positions")
 
 
 class DecodingError(ChildProcessError):
@@ -28,6 +33,21 @@ def search_settings(settings: Mapping[str, str]) -> dict[str, int | float]:
     }
 
 
+def translation_flags(cfg: Any) -> tuple[str, ...]:
+    """Return the flags that give fairseq-generate the translation task of training; cfg: of the checkpoint.
+
+    Without them, fairseq would infer the direction from the names of the files, and would use its own defaults.
+    """
+    task = setting(cfg, "task")
+    options = {"source_lang": None, "target_lang": None, "max_source_positions": 1024, "max_target_positions": 1024}
+    found = {name: setting(task, name) for name in options}
+    given = [(name, str(value)) for name, value in found.items() if value not in (None, options[name])]
+    # fairseq turns a default of True off, and a default of False on, by naming the flag.
+    switches = {"left_pad_source": True, "left_pad_target": False, "truncate_source": False}
+    changed = [(name,) for name, default in switches.items() if setting(task, name) not in (None, default)]
+    return tuple(word for name, *value in given + changed for word in (f"--{name.replace('_', '-')}", *value))
+
+
 def generate_command(
     data: Path,
     checkpoint: Path,
@@ -42,6 +62,8 @@ def generate_command(
     argv = [children.program("fairseq-generate"), folder, "--user-dir", children.user_dir()]
     argv += [*task, "--path", str(checkpoint)]
     argv += ["--gen-subset", subset]
+    longest = max([int(value) for flag, value in pairwise(task) if flag in POSITIONS], default=0)
+    settings = {**settings, "max-tokens": str(max(longest, int(settings["max-tokens"])))}  # every sentence fits a batch
     argv += [item for name, value in settings.items() for item in (f"--{name}", value)]
     argv += ["--post-process", post_process] if post_process else []
     argv += ["--cpu"] if cpu else []

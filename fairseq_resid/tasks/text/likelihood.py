@@ -64,12 +64,14 @@ def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:
     model, task = loaded.model, loaded.task
     job.task.load_examples(loaded, job.subset)
     dataset = task.dataset(job.subset)
-    longest = max(int(max(dataset.size(index))) for index in range(len(dataset)))
-    if longest > min(model.max_positions()):
-        raise ValueError(
-            f"{job.data.path}: {job.subset}: a sentence has {longest:,} subwords; {checkpoint} accepts at most "
-            f"{min(model.max_positions()):,}"
-        )
+    sides = [max(map(int, side)) for side in zip(*map(dataset.size, range(len(dataset))), strict=True)]
+    longest = max(sides)
+    for length, most in zip(sides, model.max_positions(), strict=True):
+        if length > most:
+            raise ValueError(
+                f"{job.data.path}: {job.subset}: a sentence has {length:,} subwords; {checkpoint} accepts at most "
+                f"{most:,}"
+            )
     batches = task.get_batch_iterator(
         dataset, max_tokens=max(MAX_TOKENS, longest), max_positions=model.max_positions()
     ).next_epoch_itr(shuffle=False)

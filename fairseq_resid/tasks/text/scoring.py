@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...data.text.forms import TOKENISED, TextForm, check_tokenizer
+from ...data.text.bleu import default_tokenizer, metric
+from ...data.text.forms import TOKENISED, TextForm
 
 # "rich-text format" becomes "rich ##AT##-##AT## text format". EN-DE papers since Luong et al. 2015 usually score
 # this way, and so does tensor2tensor's get_ende_bleu.sh.
@@ -32,25 +33,18 @@ def bleu(
     """Score hypotheses against one reference each; `tokenize` and `smooth` are names from sacrebleu.
 
     Raises: ValueError if there are no sentences, if the number of hypotheses is not the number of references, or if the
-    tokeniser is not in forms.TOKENIZERS.
+    tokeniser is unknown or requires a package that is missing.
     """
-    from sacrebleu.metrics.bleu import BLEU
-
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references: must be equal and at least 1")
-    check_tokenizer(tokenize)
-    # force: the text is tokenised on purpose, so sacrebleu must not warn about it.
-    metric = BLEU(tokenize=tokenize, lowercase=lowercase, smooth_method=smooth, force=tokenize == "none")
-    score = metric.corpus_score(hypotheses, [references])
-    return Score(score.score, metric.get_signature().format())
+    measured = metric(tokenize, lowercase, smooth)
+    score = measured.corpus_score(hypotheses, [references])
+    return Score(score.score, measured.get_signature().format())
 
 
 def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> list[list[int]]:
     """Return the BLEU counts of each sentence: both lengths, then matched n-grams and all n-grams for n = 1 to 4."""
-    from sacrebleu.metrics.bleu import BLEU
-
-    metric = BLEU(tokenize=tokenize, force=tokenize == "none")
-    return [list(map(int, one)) for one in metric._extract_corpus_statistics(hypotheses, [references])]
+    return [list(map(int, one)) for one in metric(tokenize)._extract_corpus_statistics(hypotheses, [references])]
 
 
 def bleu_of(summed: Any) -> float:
@@ -65,9 +59,9 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     """Score hypotheses with chrF2 (character n-grams up to 6), using the defaults of sacrebleu."""
     from sacrebleu.metrics.chrf import CHRF
 
-    metric = CHRF()
-    score = metric.corpus_score(hypotheses, [references])
-    return Score(score.score, metric.get_signature().format())
+    measured = CHRF()
+    score = measured.corpus_score(hypotheses, [references])
+    return Score(score.score, measured.get_signature().format())
 
 
 def split_compounds(line: str) -> str:
@@ -75,13 +69,17 @@ def split_compounds(line: str) -> str:
     return COMPOUND.sub(r"\1 ##AT##-##AT## \2", line)
 
 
-def side_by_side(hypotheses: Sequence[str], references: Sequence[str], form: TextForm) -> dict[str, Score]:
+def side_by_side(
+    hypotheses: Sequence[str], references: Sequence[str], form: TextForm, tokenize: str = "13a"
+) -> dict[str, Score]:
     """Return the scores used in publications, by label, for text in the form of the corpus.
 
-    detokenised                  BLEU with sacrebleu's 13a: comparable across tokenisers, the score to report
+    detokenised                  BLEU with `tokenize` (13a for most languages; if that is none, as the corpus is
+                                 tokenised, the default of the language): the score to report
     detokenised, lower case      the same, case-insensitive
     tokenised                    BLEU as in multi-bleu.perl (no smoothing), on the tokens of the corpus if it is
-                                 distributed tokenised (IWSLT'15 EN-VI), otherwise on Moses tokens of both sides
+                                 distributed tokenised (IWSLT'15 EN-VI), otherwise on Moses tokens of both sides;
+                                 not for Chinese, Japanese and Korean, which Moses does not segment
     tokenised, compounds split   the same with hyphenated words split, for German only
     chrF                         on the detokenised text
 
@@ -89,12 +87,16 @@ def side_by_side(hypotheses: Sequence[str], references: Sequence[str], form: Tex
     """
     sides = list(hypotheses), list(references)
     plain = _each(form.plain, sides)
+    raw = default_tokenizer(form.language)
+    tokenize = raw if tokenize == "none" else tokenize
     tokens = sides if form.form in TOKENISED else _each(TextForm(form.language, "moses").to_model, sides)
     scores = {
-        "detokenised": bleu(plain[0], plain[1]),
-        "detokenised, lower case": bleu(plain[0], plain[1], lowercase=True),
+        "detokenised": bleu(plain[0], plain[1], tokenize),
+        "detokenised, lower case": bleu(plain[0], plain[1], tokenize, lowercase=True),
         "tokenised": bleu(tokens[0], tokens[1], "none", smooth="none"),
     }
+    if raw != "13a" and form.form not in TOKENISED:
+        del scores["tokenised"]
     if form.form == "lowercased":  # the other scores are case-sensitive
         scores = {"detokenised, lower case": scores["detokenised, lower case"]}
     elif form.language == "de":

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...data.text.bleu import metric
 from ...runs.run import Results
 from ..protocol import Candidate, TableRows
 
@@ -60,7 +61,6 @@ def check_comparable(first: Candidate, other: Candidate) -> None:
 
 def significance(candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
     """Return a row for every run, tested against the first one, and the signatures of both tests."""
-    from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.significance import PairedTest
 
     baseline: Translations = candidates[0].outputs
@@ -68,8 +68,9 @@ def significance(candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]
     tested: dict[str, list[Any]] = {}
     signatures = []
     for kind in ("bs", "ar"):
-        metric = BLEU(tokenize=baseline.tokenize, force=baseline.tokenize == "none")
-        signature, scores = PairedTest(systems, {"BLEU": metric}, [baseline.references], test_type=kind)()
+        signature, scores = PairedTest(
+            systems, {"BLEU": metric(baseline.tokenize)}, [baseline.references], test_type=kind
+        )()
         tested[kind] = list(scores["BLEU"])
         signatures.append(f"BLEU {signature['BLEU'].format()}")
     rows: TableRows = []

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...data.text import folder
 from ...data.text.folder import Corpus
-from ...data.text.forms import TextForm, plain_words
+from ...data.text.forms import TextForm, is_blank, plain_words
 
 # Maximum number of characters in a line, per subword that the model accepts. Segmenting a longer line could take
 # minutes.
@@ -24,16 +24,18 @@ class TextConverter:
         self.segmenter, self.form, self.target = segmenter, form, target
 
     @classmethod
-    def of_data(cls, data: Path) -> TextConverter:
-        """Return the converter of a data folder.
+    def of_data(cls, data: Path, direction: tuple[str, str] | None = None) -> TextConverter:
+        """Return the converter of a data folder; direction: source and target, if not as the corpus was prepared.
 
         Raises: ValueError if the data folder has no subword model; OSError if the folder does not exist.
         """
-        corpus = Corpus.read(data)
+        corpus = Corpus.read(data, direction)
         return cls(corpus.segmenter(), folder.read(corpus.path).forms()[corpus.source], corpus.form)
 
     def subwords(self, line: str) -> list[str]:
-        """Return the subwords of a raw line: an empty list if the cleaned line is empty."""
+        """Return the subwords of a raw line: an empty list if the line is blank or empty after cleaning."""
+        if is_blank(line):
+            return []
         return plain_words(self.segmenter.encode([self.form.to_model(line)])[0])
 
     def encode(self, line: str, dictionary: Any) -> Any:
