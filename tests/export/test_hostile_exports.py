@@ -260,11 +260,11 @@ def test_length_beyond_the_position_table_is_refused(
 
 # --------------------------------------------------------------------- sacrebleu's tokenisers and the data folder
 
-ELSEWHERE = ["flores200", "flores101", "spm", "ja-mecab", "ko-mecab", "spBLEU-1K", "unknown", ""]
+ELSEWHERE = ["flores200", "flores101", "spm", "spBLEU-1K", "unknown", ""]
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
-def test_tokenisers_that_need_other_packages_or_files_are_refused(
+def test_tokenisers_that_need_a_download_are_refused(
     name: str, copied: Callable[[str], Path], corpus: Path, tmp_path: Path, capsys: Any
 ) -> None:
     folder = copied("ctranslate2")
