@@ -115,8 +115,17 @@ class ManyStreams(ResidualConnection):
         self.norm = place.norm(place.dim)
 
     def split(self, state: Tensor) -> Tensor:
-        """Return a state as (..., n, C) or a branch as (..., 1, C). With `divides_state`, both are (..., n, C/n)."""
+        """Return a state as (..., n, C), or with `divides_state` as (..., n, C/n)."""
         return state.unflatten(-1, [-1, self.part])
+
+    def split_branch(self, f: Tensor) -> Tensor:
+        """Return a branch as (..., 1, C), or with `divides_state` as (..., n, C/n)."""
+        if self.part != self.dim:
+            return f.unflatten(-1, [-1, self.part])
+        # Not unflatten: if C is symbolic (torch.compile with dynamic=True), its size of 1 is the expression C // part.
+        # Inductor (torch 2.13, CPU) does not broadcast it in the backward pass of addcmul: for the gradient of
+        # `writing`, it reads n rows of f where there is one, and so past its end.
+        return f.unsqueeze(f.dim() - 1)
 
     @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
@@ -179,7 +188,7 @@ class HyperConnection(ManyStreams):
         return self.norm(mix(self.reading_weights(streams), streams).flatten(-2))
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        streams, f = self.split(state), self.split(f)
+        streams, f = self.split(state), self.split_branch(f)
         if self.stream_norm is None:  # torch.jit.freeze does not freeze parameters that pass through a tuple
             return mixed(self.mixing[self.reads :], self.writing, streams, f)
         weights, writing = self.writing_weights(streams)
@@ -289,7 +298,7 @@ class ManifoldHyperConnection(ManyStreams):
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         weights, writing = self.writing_weights(state)
-        return mixed(weights, writing, self.split(state), self.split(f))
+        return mixed(weights, writing, self.split(state), self.split_branch(f))
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
         weights, writing = self.writing_weights(state)
