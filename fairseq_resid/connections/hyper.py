@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..ops import sinkhorn
 from .base import ResidualConnection, xavier_uniform
-from .mixing import full_precision_linear, mix
+from .mixing import full_precision_linear, mix, widened
 from .norms import EPS
 from .options import InvalidOption, Options, option
 from .place import Place
@@ -85,11 +85,6 @@ def mixed(weights: Tensor | None, writing: Tensor, streams: Tensor, f: Tensor) -
     writing, f = writing.to(streams.dtype).unsqueeze(writing.dim()), f.to(streams.dtype)
     kept = streams if weights is None else mix(weights, streams)
     return torch.addcmul(kept, writing, f).flatten(-2)
-
-
-def widened(state: Tensor) -> Tensor:
-    """Return a 16-bit state as fp32, and any other as it is."""
-    return state.float() if state.dtype == torch.float16 or state.dtype == torch.bfloat16 else state
 
 
 def normed_linear(x: Tensor, weight: Tensor, width: int, eps: float = EPS) -> Tensor:
