@@ -109,8 +109,7 @@ class Observer:
 
         found = self.sites[name]
         end = getattr(getattr(self.model, stack, None), "layer_norm", None)
-        # clone(): combine may append to a growing state in place.
-        without = site.combine(state.clone(), torch.zeros_like(f))
+        without = site.combine(state, torch.zeros_like(f))
         x, output, rest = (kept(channels_of(end, each, site.dim)).float() for each in (state, y, without))
         found.shortcut.add(x.norm(dim=-1))
         found.branch.add(kept(f).float().norm(dim=-1))

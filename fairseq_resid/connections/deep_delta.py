@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .mixing import full_precision_linear
+from .mixing import full_precision_linear, widened
 from .options import Options
 from .place import Place
 from .plain import PreLayerNorm
@@ -51,14 +51,15 @@ class DeepDelta(PreLayerNorm):
         return self.most_value * torch.sigmoid(logits + self.value_bias)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        wide = x.float() if x.element_size() == 2 else x
+        wide = widened(x)
         f = f.to(wide.dtype)
         k = f * torch.rsqrt(f.square().sum(-1, keepdim=True) + self.square_eps)
         change = self.gate(x, wide.dtype) * (self.value(wide) - (k * wide).sum(-1, keepdim=True))
         return torch.addcmul(wide, change, k).to(x.dtype)
 
     def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
-        return {"β": self.gate(x, x.dtype), "v": self.value(x)}
+        wide = widened(x)
+        return {"β": self.gate(x, wide.dtype), "v": self.value(wide)}
 
 
 register(

@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..ops.dispatch import PLAIN, is_traced
+
 
 class _Append(torch.autograd.Function):
     """Writes a value after a state, in the buffer that the state is a view of, and returns the wider view.
 
     The state itself, which a backward pass may need, does not change, because the value is written to the memory after
-    it.
+    it. The storage of a buffer records how many channels are in use: if that memory holds the value of an earlier
+    append to the same state, the state is copied first.
     """
 
     @staticmethod
@@ -23,6 +26,7 @@ class _Append(torch.autograd.Function):
         buffer = state.data if has_room(state, after, width) else moved(state, max(after, width))
         wide = buffer.as_strided((*state.shape[:-1], after), buffer.stride(), buffer.storage_offset())
         wide[..., before:] = value
+        wide.untyped_storage().channels_in_use = after  # type: ignore[attr-defined]
         ctx.before = before
         return wide
 
@@ -33,10 +37,13 @@ class _Append(torch.autograd.Function):
 
 
 def has_room(state: Tensor, after: int, width: int) -> bool:
-    """Return whether a state is the start of each row of a buffer from `moved` whose rows hold `after` channels."""
+    """Return whether a state is all that is in use of each row of a buffer from `moved`, which holds `after` channels.
+
+    Only a buffer records its channels, so that nothing is ever written into a tensor of the caller.
+    """
+    is_all = getattr(state.untyped_storage(), "channels_in_use", 0) == state.size(-1)
     lies_in_rows = state.stride(-1) == 1 and state.stride(-2) == width and state.storage_offset() % width == 0
-    is_first = after == 2 * state.size(-1)  # the caller owns the input buffer: never append to it
-    return lies_in_rows and after <= width and not is_first
+    return is_all and lies_in_rows and after <= width
 
 
 def moved(state: Tensor, width: int) -> Tensor:
@@ -48,11 +55,10 @@ def moved(state: Tensor, width: int) -> Tensor:
 def append(state: Tensor, value: Tensor, width: int) -> Tensor:
     """Return a state (..., n·C) followed by a value (..., C), in the state's dtype.
 
-    width: the number of channels at the end of the stack. Append to a state only once, because the value is written to
-    the memory after it.
+    width: the number of channels at the end of the stack
     """
     value = value.to(state.dtype)
     if not torch.jit.is_scripting():  # noqa: SIM102  (TorchScript only drops a bare is_scripting branch)
-        if state.dim() > 1 and not torch.compiler.is_compiling():
+        if state.dim() > 1 and type(state) in PLAIN and not torch.compiler.is_compiling() and not is_traced(state):
             return _Append.apply(state, value, width)  # type: ignore[no-any-return]
     return torch.cat([state, value], dim=-1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..ops import sinkhorn
 from .base import ResidualConnection, xavier_uniform
-from .mixing import full_precision_linear, mix
+from .mixing import full_precision_linear, mix, widened
 from .norms import EPS
 from .options import InvalidOption, Options, option
 from .place import Place
@@ -87,11 +87,6 @@ def mixed(weights: Tensor | None, writing: Tensor, streams: Tensor, f: Tensor) -
     return torch.addcmul(kept, writing, f).flatten(-2)
 
 
-def widened(state: Tensor) -> Tensor:
-    """Return a 16-bit state as fp32, and any other as it is."""
-    return state.float() if state.dtype == torch.float16 or state.dtype == torch.bfloat16 else state
-
-
 def normed_linear(x: Tensor, weight: Tensor, width: int, eps: float = EPS) -> Tensor:
     """Return RMSNorm(x) @ weight.T for x (..., width) without storing RMSNorm(x), which has no gain."""
     rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * width**-0.5
@@ -115,8 +110,17 @@ class ManyStreams(ResidualConnection):
         self.norm = place.norm(place.dim)
 
     def split(self, state: Tensor) -> Tensor:
-        """Return a state as (..., n, C) or a branch as (..., 1, C). With `divides_state`, both are (..., n, C/n)."""
+        """Return a state as (..., n, C), or with `divides_state` as (..., n, C/n)."""
         return state.unflatten(-1, [-1, self.part])
+
+    def split_branch(self, f: Tensor) -> Tensor:
+        """Return a branch as (..., 1, C), or with `divides_state` as (..., n, C/n)."""
+        if self.part != self.dim:
+            return f.unflatten(-1, [-1, self.part])
+        # Not unflatten: if C is symbolic (torch.compile with dynamic=True), its size of 1 is the expression C // part.
+        # Inductor (torch 2.13, CPU) does not broadcast it in the backward pass of addcmul: for the gradient of
+        # `writing`, it reads n rows of f where there is one, and so past its end.
+        return f.unsqueeze(f.dim() - 1)
 
     @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
@@ -179,7 +183,7 @@ class HyperConnection(ManyStreams):
         return self.norm(mix(self.reading_weights(streams), streams).flatten(-2))
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        streams, f = self.split(state), self.split(f)
+        streams, f = self.split(state), self.split_branch(f)
         if self.stream_norm is None:  # torch.jit.freeze does not freeze parameters that pass through a tuple
             return mixed(self.mixing[self.reads :], self.writing, streams, f)
         weights, writing = self.writing_weights(streams)
@@ -289,7 +293,7 @@ class ManifoldHyperConnection(ManyStreams):
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         weights, writing = self.writing_weights(state)
-        return mixed(weights, writing, self.split(state), self.split(f))
+        return mixed(weights, writing, self.split(state), self.split_branch(f))
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
         weights, writing = self.writing_weights(state)

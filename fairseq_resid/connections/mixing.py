@@ -1,10 +1,15 @@
-"""Weighted sums of the values that a state stores side by side, computed without copying the values."""
+"""Weighted sums of the values that a state stores side by side, without copying the values, and sums in fp32."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
+
+
+def widened(x: Tensor) -> Tensor:
+    """Return a 16-bit tensor as fp32, and any other as it is."""
+    return x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x
 
 
 def batch_product(left: Tensor, right: Tensor) -> Tensor:

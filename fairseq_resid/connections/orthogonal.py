@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from .mixing import widened
 from .options import Options
 from .place import Place
 from .plain import PreLayerNorm
@@ -34,11 +35,11 @@ class Orthogonal(PreLayerNorm):
         return (f * x).sum(-1, keepdim=True) / (x.square().sum(-1, keepdim=True) + self.eps)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        wide, branch = x.float() if x.element_size() == 2 else x, f.to(x.dtype)
+        wide, branch = widened(x), f.to(x.dtype)
         return (wide + branch - self.projection(wide, branch) * wide).to(x.dtype)
 
     def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
-        return {"α": self.projection(x, f)}
+        return {"α": self.projection(widened(x), f)}
 
 
 register(

@@ -20,6 +20,11 @@ from .text.cider import Cider
 MOST_SAMPLES = 100  # per image
 
 
+def unwritten(words: Any) -> list[int]:
+    """Return the special symbols that a caption never contains."""
+    return [words.bos(), words.pad(), words.unk()]
+
+
 @torch.no_grad()
 def write_captions(model: Any, net_input: dict[str, Any], words: Any, longest: int, samples: int | None) -> Tensor:
     """Return captions of at most `longest` tokens for every image: (B · samples, T).
@@ -39,7 +44,7 @@ def write_captions(model: Any, net_input: dict[str, Any], words: Any, longest: i
     while tokens.size(1) <= longest and not ended.all():
         output = model.decoder(tokens, encoder_out=encoded, incremental_state=state)
         probabilities = model.get_normalized_probs(output, log_probs=False)[:, -1].float()
-        probabilities[:, [words.bos(), words.pad(), words.unk()]] = 0
+        probabilities[:, unwritten(words)] = 0
         chosen = probabilities.argmax(1) if samples is None else torch.multinomial(probabilities, 1).squeeze(1)
         tokens = torch.cat([tokens, chosen.masked_fill(ended, words.pad()).unsqueeze(1)], dim=1)
         ended |= chosen.eq(words.eos())
@@ -52,7 +57,9 @@ class SelfCriticalCriterion(FairseqCriterion):  # type: ignore[misc]
     """Policy gradient with the CIDEr-D of sampled captions as reward.
 
     Formula:  −Σ_i (r_i − b_i) ln p(c_i | image) over the samples c_i of every image, with reward r_i;
-              b_i: the mean reward of the other samples of the image. The sample size is the number of sampled words
+              b_i: the mean reward of the other samples of the image; p: the distribution from which c_i is sampled,
+              in which <unk> and fairseq's other special symbols, except EOS, have no probability. The sample size is
+              the number of sampled words
     Source:   Rennie et al. 2017, with the baseline of Luo 2020 instead of the greedy caption.
               The reward is CIDEr-D with the document frequencies of the training captions. EOS counts as a word, so
               that incomplete captions have a lower reward.
@@ -102,7 +109,8 @@ class SelfCriticalCriterion(FairseqCriterion):  # type: ignore[misc]
             previous = captions.roll(1, 1)
             previous[:, 0] = words.eos()
             repeated = {name: net_input[name].repeat_interleave(samples, 0) for name in ("src_tokens", "src_lengths")}
-            nll = token_nll(model, {**repeated, "prev_output_tokens": previous}, captions, words.pad())
+            net_input = {**repeated, "prev_output_tokens": previous}
+            nll = token_nll(model, net_input, captions, words.pad(), unwritten(words))
             loss, size = (advantages.view(-1, 1) * nll).sum(), int(captions.ne(words.pad()).sum())
         logged = {
             "loss": loss.data,

@@ -74,6 +74,9 @@ def test_samples_follow_the_probabilities_of_the_model(task: ImageCaptioningTask
 
 def test_loss_is_the_formula_of_the_docstring(task: ImageCaptioningTask) -> None:
     model, sample, words = build(task).train(), sample_of(task, [0, 5, 9]), task.words
+    never = [words.bos(), words.pad(), words.unk()]
+    with torch.no_grad():  # make symbols likely that are never sampled
+        model.decoder.output_projection.weight[never] *= 3
     criterion = SelfCriticalCriterion(task, 3, 6)
     torch.manual_seed(4)
     loss, size, logged = criterion(model, sample)
@@ -81,7 +84,7 @@ def test_loss_is_the_formula_of_the_docstring(task: ImageCaptioningTask) -> None
     captions = write_captions(model, sample["net_input"], words, 6, 3)
     texts = task.dataset("train").captions
     cider = Cider([caption.tolist() for caption in each] for each in texts)
-    expected, rewards = torch.zeros(()), []
+    expected, rewards, excluded = torch.zeros(()), [], 0.0
     for image in range(3):
         rows = [
             [token for token in row if token != words.pad()] for row in captions[3 * image : 3 * image + 3].tolist()
@@ -91,12 +94,18 @@ def test_loss_is_the_formula_of_the_docstring(task: ImageCaptioningTask) -> None
         regions = sample["net_input"]["src_tokens"][image : image + 1, :length]
         for place, row in enumerate(rows):
             others = [reward for number, reward in enumerate(rewards[-1]) if number != place]
-            target = torch.tensor([row])
             previous = torch.tensor([[words.eos(), *row[:-1]]])
             net_input = {"src_tokens": regions, "src_lengths": length.view(1), "prev_output_tokens": previous}
-            nll = token_nll(model, net_input, target, words.pad()).sum()
+            p = model.get_normalized_probs(model(**net_input), log_probs=False)[0]
+            allowed = p.sum(1) - p[:, never].sum(1)  # the probability of all words that write_captions samples
+            excluded = max(excluded, 1 - float(allowed.detach().min()))
+            nll = -(p[range(len(row)), row] / allowed).log().sum()
             expected = expected + (rewards[-1][place] - sum(others) / 2) * nll
+    assert excluded > 0.2
     models.close(loss, expected, 1e-4)
+    sources = list(model.parameters())
+    for ours, theirs in zip(*(torch.autograd.grad(each, sources) for each in (loss, expected)), strict=True):
+        models.close(ours, theirs, 1e-4)
     assert size == int(captions.ne(words.pad()).sum()) and logged["captions"] == 9
     assert logged["cider"] == pytest.approx(sum(map(sum, rewards)), rel=1e-5)
 

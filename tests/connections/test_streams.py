@@ -76,6 +76,55 @@ def test_growing_state_is_allocated_once(name: str, options: dict[str, Any]) -> 
             made.sites[2](x, x)
 
 
+@pytest.mark.parametrize(("name", "options"), GROWING)
+def test_two_calls_with_one_state_do_not_affect_each_other(name: str, options: dict[str, Any]) -> None:
+    """The second result must not overwrite the first, whichever site has allocated the buffer."""
+    made = moved_stack(name, **options)
+    x, *values = torch.randn(len(made.sites) + 2, 5, 2, C, dtype=torch.float64).requires_grad_()
+    rest = list(zip(made.sites, values, strict=False))
+
+    def run(state: Tensor, steps: Any) -> Tensor:
+        for site, value in steps:
+            state = site(state, torch.tanh(site.branch_input(state)) + value)
+        return state
+
+    for start in (0, 1, 3):
+        state = run(x, rest[:start])
+        site, value = rest[start]
+        both = [site(state, value), site(state, values[-1])]
+        ends = [made.end(run(each, rest[start + 1 :])) for each in both]
+        expected = [made.end(run(site(state.clone(), each), rest[start + 1 :])) for each in (value, values[-1])]
+        assert torch.equal(both[0][..., : state.size(-1)], state)
+        torch.testing.assert_close(ends, expected, rtol=1e-12, atol=1e-12)
+        sources = [x, *values, *made.sites.parameters()]
+        found, wanted = (
+            torch.autograd.grad(one.sin().sum() + two.square().sum(), sources, allow_unused=True, retain_graph=True)
+            for one, two in (ends, expected)
+        )
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@each_variant
+def test_stack_works_with_torch_func(name: str, options: dict[str, Any]) -> None:
+    made = moved_stack(name, "encoder", 2, **options)
+    x, tangent, weight = torch.randn(3, 5, 2, C, dtype=torch.float64)
+    p = dict(made.named_parameters())
+
+    def loss(p: Any, x: Tensor, weight: Tensor) -> Tensor:
+        return (torch.func.functional_call(made, p, x) * weight).sum()
+
+    x.requires_grad_()
+    by_x, *by_p = torch.autograd.grad((made(x) * weight).sum(), [x, *p.values()])
+    x = x.detach()
+    torch.testing.assert_close(torch.func.grad(loss)(p, x, weight), dict(zip(p, by_p, strict=True)))
+    each = torch.func.vmap(torch.func.grad(loss), (None, 1, 1))(p, x, weight)  # for every example of the batch
+    torch.testing.assert_close({key: value.sum(0) for key, value in each.items()}, dict(zip(p, by_p, strict=True)))
+    torch.testing.assert_close(torch.func.vmap(made, 1, 1)(x), made(x))
+    y, along = torch.func.jvp(made, (x,), (tangent,))
+    torch.testing.assert_close(y, made(x))
+    torch.testing.assert_close((along * weight).sum(), (by_x * tangent).sum())
+
+
 @pytest.mark.parametrize("name", ["attn_residual", "dense_former", "dlcl"])
 def test_states_under_autocast_keep_their_dtype(name: str) -> None:
     site = connections.build(name, places("encoder", {"encoder": 2})[0])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import structure_table
 from fairseq_resid import connections
 from support import structures
-from support.structures import each
+from support.stacks import build, inputs, move
+from support.structures import each, each_variant, spec
 
 pytestmark = pytest.mark.once  # needs only torch
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,6 +80,19 @@ def test_row_has_name_formula_and_paper(name: str) -> None:
     made = connections.structure(name)
     first, formula, paper = structure_table.row(name).strip("| ").split(" | ")
     assert first.split(", ")[0] == f"`{name}`" and (formula, paper) == (made.formula, made.source)
+
+
+@each_variant
+def test_coefficients_of_large_fp16_states_equal_those_in_fp64(name: str, options: dict[str, Any]) -> None:
+    """Products of the numbers do not fit in fp16."""
+    torch.manual_seed(1)
+    site = move(build(name, 64, **options).eval(), 0.1).half()
+    x, f = (300 * value for value in inputs(3, 4, 64, dtype=torch.float16))
+    state = spec(name).state(site, x)
+    found = site.coefficients(state, f)
+    exact = copy.deepcopy(site).double().coefficients(state.double(), f.double())
+    for key, value in exact.items():
+        torch.testing.assert_close(found[key].double(), value, rtol=0.02, atol=0.002)
 
 
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")

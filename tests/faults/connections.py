@@ -148,7 +148,7 @@ FAULTS = [
     Fault(
         "a growing state writes into the caller's tensor",
         "fairseq_resid/connections/growing.py",
-        "return lies_in_rows and after <= width and not is_first",
+        "return is_all and lies_in_rows and after <= width",
         "return lies_in_rows and after <= width",
         "connections/test_streams.py",
     ),
