@@ -14,7 +14,6 @@ import argparse
 import difflib
 import os
 import shlex
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -28,12 +27,12 @@ from typing import NoReturn
 from .. import records
 from ..cli import children, frame, machine
 from ..data import folders
-from ..files import open_to_append, replacing, zip_damage
+from ..files import open_to_append
 from ..foreign import say
-from . import devices, plan, recipe
+from . import devices, plan, recipe, recovery
 from . import settings as evaluation_settings
 from .display import Display, summary
-from .run import Hardware, Run, RunRecord, Session, saved_at
+from .run import Hardware, Run, RunRecord, Session
 from .training_command import FLAG, MOST_SEED, PROGRAM, TrainingCommand
 
 # The number of spin rounds before an idle thread sleeps; docs/training.md has the measurement.
@@ -238,16 +237,8 @@ def settings(command: TrainingCommand) -> TrainingCommand:
     return replace(command.without(ignored), data=os.path.normpath(command.data) if command.data else "")
 
 
-def is_whole(file: Path) -> bool:
-    """Return whether a checkpoint is a regular file whose CRCs all match."""
-    try:
-        return file.is_file() and zip_damage(file) is None  # opening a named pipe would block
-    except OSError:
-        return False
-
-
 def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
-    """Replace a missing or damaged checkpoint_last.pt with the newest intact numbered checkpoint.
+    """Replace a missing or damaged checkpoint_last.pt with the newest intact checkpoint.
 
     fairseq resumes only from this file. Without it, training starts from scratch, and fairseq then deletes the new
     checkpoints instead of the old ones, whose numbers are higher. A crash of the machine, or fairseq without the
@@ -255,10 +246,9 @@ def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
 
     Raises: ValueError if there are checkpoints but none is intact, or the intact ones have no optimizer state.
     """
-    if is_whole(run.last):
+    if recovery.is_whole(run.last):
         return
-    numbered = sorted([*run.numbered("update"), *run.numbered("epoch")], key=saved_at)
-    whole = next(filter(is_whole, reversed(numbered)), None)
+    whole = recovery.newest_whole(run)
     if whole and "--no-save-optimizer-state" in command:
         raise ValueError(
             f"{run.last}: missing or damaged, and the other checkpoints have no optimizer state "
@@ -266,14 +256,15 @@ def repair_last_checkpoint(run: Run, command: TrainingCommand) -> None:
         )
     if whole:
         say(f"{run.last}: missing or damaged; resuming from {whole.name}")
-        with replacing(run.last) as partial:
-            shutil.copyfile(whole, partial)
-    elif numbered or run.last.exists():
+        recovery.restore(run, whole)
+    elif run.last.exists() or recovery.other_checkpoints(run):
         raise ValueError(f"{run.path}: all checkpoints are damaged; choose another --run folder or remove this one")
 
 
 def is_finished(command: TrainingCommand, run: Run) -> bool:
-    """Return whether this command has already finished training the run.
+    """Return whether this command has already finished training the run, and its last checkpoint is intact.
+
+    If checkpoint_last.pt is lost, training resumes from an earlier checkpoint, unless these have no optimizer state.
 
     Raises: ValueError if the folder contains checkpoints of another command.
     """
@@ -292,7 +283,8 @@ def is_finished(command: TrainingCommand, run: Run) -> bool:
             f"{run.path}: was started with different settings ({'; '.join(differences)}); use the same settings, "
             "choose another --run folder or remove this one"
         )
-    return record.finished
+    can_resume = not any(flag in command for flag in ("--no-save-optimizer-state", "--no-last-checkpoints"))
+    return record.finished and (recovery.is_whole(run.last) or not can_resume)
 
 
 def reached_end(command: TrainingCommand, run: Run) -> bool:
@@ -336,6 +328,8 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
         if is_first:
             for change in changed:
                 say(f"{run.path}: resuming with {change}; run.json records both")
+            if known and known.finished:  # first: the other processes must not take the repaired run for a finished one
+                records.write(run.record, replace(known, finished=False))
             repair_last_checkpoint(run, command)
             records.write(run.record, record)
         executed = command

@@ -247,6 +247,10 @@ class Run:
         return self.path / "checkpoint_last.pt"
 
     @property
+    def best(self) -> Path:
+        return self.path / "checkpoint_best.pt"
+
+    @property
     def averaged(self) -> Path:
         return self.path / "averaged.pt"
 
@@ -263,7 +267,10 @@ class Run:
             self._require_latest_average()
         file = self.path / name if name else self.averaged if self.averaged.is_file() else self.last
         if not file.is_file():
-            raise ValueError(f"{file}: no such checkpoint; run {TRAIN} first, or choose another file")
+            advice = f"run {TRAIN} first, or choose another file"
+            if file == self.last and any(self.numbered(by) for by in NUMBERED):
+                advice = f"run {EVALUATE} {self.path}, or {TRAIN} again, to restore it from an earlier one"
+            raise ValueError(f"{file}: no such checkpoint; {advice}")
         return file
 
     def _require_latest_average(self) -> None:

@@ -185,11 +185,32 @@ def test_bad_input_is_refused_before_decoding(copy: Run, decoder: Decoder, capsy
     refuse(capsys, [str(copy.path), "--last", "2", "--data", str(tmp_path)], "corpus.json: damaged")
     (tmp_path / "corpus.json").write_text("{")
     refuse(capsys, [str(copy.path), "--last", "2", "--data", str(tmp_path)], "corpus.json: damaged")
+    assert not decoder.commands
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.unlink() or file.write_text("damaged")])
+def test_lost_last_checkpoint_is_restored_from_the_same_update(
+    copy: Run, decoder: Decoder, capsys: Capture, damage: Any
+) -> None:
+    assert main(arguments(copy)) == 0
+    expected = json.loads(copy.results().read_text())
+    damage(copy.last)
+    assert main(arguments(copy)) == 0
+    before, saved = copy.numbered("update")[-2:]
+    assert f"checkpoint_last.pt: missing or damaged; restored from {saved.name}" in capsys.readouterr().out
+    assert json.loads(copy.results().read_text()) == expected
+    damage(copy.last)
+    saved.unlink()
+    refuse(capsys, arguments(copy), "missing or damaged, and the newest intact", before.name, "update 9 of 12")
+
+
+def test_run_without_intact_checkpoint_is_refused(copy: Run, capsys: Capture) -> None:
+    for file in copy.path.glob("checkpoint*.pt"):
+        file.unlink()
+        file.write_text("damaged")
+    refuse(capsys, arguments(copy), "checkpoint_last.pt: cannot be loaded")
     copy.last.unlink()
     refuse(capsys, arguments(copy), "checkpoint_last.pt: no such checkpoint")
-    copy.last.write_text("damaged")
-    refuse(capsys, arguments(copy), "checkpoint_last.pt: cannot be loaded")
-    assert not decoder.commands
 
 
 def test_scores_are_kept_if_the_card_fails(copy: Run, decoder: Decoder, capsys: Capture) -> None:

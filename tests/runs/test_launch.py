@@ -92,6 +92,7 @@ def test_truncated_last_checkpoint_is_replaced_by_newest_numbered_one(fake_train
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
     assert launch.main(words) == 1
+    (fake_train / "crash").touch()  # writes no checkpoints
     torch.save({"update": 9}, "run/checkpoint_1_9.pt")
     torch.save({"update": 18}, "run/checkpoint_2_18.pt")
     whole = Path("run/checkpoint_2_18.pt").read_bytes()
@@ -109,6 +110,25 @@ def test_truncated_last_checkpoint_is_replaced_by_newest_numbered_one(fake_train
     before = calls(fake_train)
     assert launch.main(words) == 2
     assert "run: all checkpoints are damaged" in capsys.readouterr().err and calls(fake_train) == before
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:100])])
+def test_finished_run_without_last_checkpoint_resumes(fake_train: Path, capsys: Capture, damage: Any) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    assert launch.main(words) == 0
+    damage(Path("run/checkpoint_last.pt"))
+    capsys.readouterr()
+    assert launch.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "checkpoint_last.pt: missing or damaged; resuming from checkpoint_1_9.pt" in shown
+    assert len(calls(fake_train)) == 2 and json.loads(Path("run/run.json").read_text())["finished"]
+    assert Path("run/checkpoint_last.pt").read_bytes() == Path("run/checkpoint_1_9.pt").read_bytes()
+    assert launch.main(words) == 0 and len(calls(fake_train)) == 2
+    Path("run/checkpoint_1_9.pt").rename("run/checkpoint_best.pt")
+    damage(Path("run/checkpoint_last.pt"))
+    (fake_train / "crash").touch()
+    assert launch.main(words) == 0
+    assert "missing or damaged; resuming from checkpoint_best.pt" in capsys.readouterr().out
 
 
 def test_newest_checkpoint_may_end_an_epoch(fake_train: Path, capsys: Capture) -> None:

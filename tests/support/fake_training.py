@@ -11,7 +11,7 @@ EOS = 2  # its index in fairseq's dictionaries
 FAKE = """#!/bin/sh
 echo "$@" >> FOLDER/calls
 while [ "$1" != --save-dir ]; do shift; done
-[ -e FOLDER/crash ] || cp FOLDER/whole.pt "$2/checkpoint_1_9.pt"
+[ -e FOLDER/crash ] || { cp FOLDER/whole.pt "$2/checkpoint_1_9.pt"; cp FOLDER/whole.pt "$2/checkpoint_last.pt"; }
 [ ! -e FOLDER/log ] || cat FOLDER/log
 [ ! -e FOLDER/slow ] || { trap 'kill $!; echo stopped by a signal >> FOLDER/calls; exit 0' TERM INT; sleep 30 & wait; }
 exit $(cat FOLDER/code)
