@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...cli import children
 from ...cli.progress import Progress
+from ...fairseq_patches.dictionaries import FLAG, is_allowed
 from ...files import create, read_lines
 from ...runs.settings import DECODING
 
@@ -45,6 +46,7 @@ def generate_command(
     argv += [item for name, value in settings.items() for item in (f"--{name}", value)]
     argv += ["--post-process", post_process] if post_process else []
     argv += ["--cpu"] if cpu else []
+    argv += [FLAG] if is_allowed() else []
     return argv
 
 
