@@ -54,6 +54,7 @@ class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
     split_hyphens: bool = False
     spm_normalizer: str = "nmt_nfkc"
     subwords: Literal["sentencepiece", "subword_nmt"] = "sentencepiece"  # subword_nmt: with `vocab_size` merges
+    vocab_from: str = ""  # SHA-256 of another folder's subword model and dictionary, which are used
     profile: str = ""  # the preparation to reproduce, if the settings alone do not determine the data folder
     facts: Mapping[str, Mapping[str, int]] = {}  # expected counts of the prepared text
     text_bytes: int = 0

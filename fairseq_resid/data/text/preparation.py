@@ -49,6 +49,7 @@ SETTINGS = (
     "split_hyphens",
     "spm_normalizer",
     "subwords",
+    "vocab_from",
     "profile",
 )
 # The settings that only matter with `clean`.
