@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .. import records
 from ..cli import frame
+from ..fairseq_patches.dictionaries import add_flag
 from ..foreign import say
 from ..runs.run import FileState, Run
 from . import plots
@@ -74,6 +75,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     )
     add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
     add("--no-ablation", action="store_true", help="skip setting each branch to 0 in turn, the slowest step")
+    add_flag(parser)
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_intermixed_args(argv)
     # fairseq is imported here, after frame.command has silenced its libraries.

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cli import frame
+from ..fairseq_patches.dictionaries import add_flag
 from ..foreign import say
 from ..runs import settings
 from ..tasks import kinds
@@ -158,6 +159,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--data", type=Path, help="data folder (default: the data that the run was trained on)")
     add("--subset", default="valid", metavar="NAME", help="subset of the data (default valid)")
     add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
+    add_flag(parser)
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
     out = options.out or options.run / "analysis" / "attention.svg"

@@ -30,7 +30,7 @@ import torch
 from .. import connections
 from ..cli import frame
 from ..cli.progress import Progress
-from ..fairseq_patches import check_finite, load_checkpoint
+from ..fairseq_patches import check_finite, dictionaries, load_checkpoint
 from ..files import replacing, sha256, zip_damage
 from ..foreign import say
 from ..runs.run import Numbering, Run, saved_at
@@ -167,6 +167,20 @@ def _check_same_structure(configs: dict[Path, Any]) -> None:
             raise ValueError(f"{reference} and {path} are models of different structures: {found[0]} and {found[1]}")
 
 
+def _check_same_dictionaries(words: dict[Path, dict[str, dict[str, str]]]) -> None:
+    """Raise ValueError if two models have different dictionaries, even if these have the same size."""
+    for side in dictionaries.SIDES:
+        known = [(path, each[side]) for path, each in words.items() if each[side]["sha256"]]
+        for path, found in known:
+            reference, expected = known[0]
+            if found["sha256"] != expected["sha256"] and not dictionaries.is_allowed():
+                mine, theirs = (f"{one['file']} (SHA-256 {one['sha256'][:12]}...)" for one in (expected, found))
+                raise ValueError(
+                    f"{reference} and {path} are models of different dictionaries: {mine} and {theirs}; "
+                    f"{dictionaries.FLAG} averages them anyway"
+                )
+
+
 def _add(model: dict[str, torch.Tensor], names: Sequence[str], sums: dict[str, torch.Tensor]) -> None:
     for name in names:
         tensor = model[name]
@@ -183,10 +197,12 @@ def average(paths: Sequence[Path], output: Path) -> None:
     than half of the training up to the newest of them, because the oldest models are then much worse than the newest.
 
     Raises: ValueError naming the file that is damaged or contains NaN or infinite weights, or two files whose keys,
-    shapes, dtypes, tying or residual structures differ; OSError if a file cannot be read or `output` cannot be written.
+    shapes, dtypes, tying, residual structures or dictionaries differ; OSError if a file cannot be read or `output`
+    cannot be written.
     """
     layouts: dict[Path, Layout] = {}
     configs: dict[Path, Any] = {}
+    words: dict[Path, dict[str, dict[str, str]]] = {}
     inputs = []
     updates: list[int] = []
     sums: dict[str, torch.Tensor] = {}
@@ -200,12 +216,14 @@ def average(paths: Sequence[Path], output: Path) -> None:
             _check_views(state["model"], path)
             layouts[path] = layout(state["model"])
             configs[path] = _model_config(state)
+            words[path] = dictionaries.identified(state, path)
             updates.append(num_updates(state) or 0)
             inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
             del state
             progress.advance(path.stat().st_size)
         _check_same(layouts)
         _check_same_structure(configs)
+        _check_same_dictionaries(words)
         names = [
             name for name, (_, dtype, tied) in layouts[paths[0]].items() if dtype.is_floating_point and tied == name
         ]
@@ -249,6 +267,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--last", type=int, metavar="N", help="average the last N numbered checkpoints of the folder (default 10)")
     add("--by", choices=("epoch", "update"), help="average checkpointN.pt (epoch) or checkpoint_E_U.pt (update)")
     add("--output", type=Path, required=True, metavar="FILE", help="file to write")
+    dictionaries.add_flag(parser)
     options = parser.parse_args(argv)
     inputs: list[Path] = options.inputs
     if len(inputs) == 1 and inputs[0].is_dir():

@@ -17,6 +17,7 @@ from typing import Any
 from .. import records
 from ..cli import children, frame
 from ..export.engine import is_export
+from ..fairseq_patches.dictionaries import add_flag
 from ..files import write_text
 from ..foreign import say
 from ..runs import settings
@@ -107,6 +108,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         metavar="NAME",
         help="subset of the data to score; repeatable (default: valid and test)",
     )
+    add_flag(parser)
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_intermixed_args(argv)
     jobs = [

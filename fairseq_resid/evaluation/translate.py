@@ -23,6 +23,7 @@ from ..cli import frame
 from ..export import translator as exported
 from ..export.engine import is_export
 from ..fairseq_patches import load_checkpoint, naming
+from ..fairseq_patches.dictionaries import add_flag, allowing
 from ..runs import settings
 from ..runs.run import Run
 from ..runs.trained_on import direction_of, find_data
@@ -40,11 +41,17 @@ class Translator:
 
     run: the run folder; data: the data folder, by default the data that the run was trained on
     checkpoint: a file name in the run folder; cpu: use the CPU even if a GPU is available
+    allow_other_dictionary: accept data with another dictionary of the same size, like --allow-other-dictionary
     Raises: ValueError or OSError naming the missing or mismatched file.
     """
 
     def __init__(
-        self, run: str | Path, data: str | Path | None = None, checkpoint: str | None = None, cpu: bool = False
+        self,
+        run: str | Path,
+        data: str | Path | None = None,
+        checkpoint: str | None = None,
+        cpu: bool = False,
+        allow_other_dictionary: bool = False,
     ) -> None:
         from fairseq.hub_utils import GeneratorHubInterface
 
@@ -56,7 +63,8 @@ class Translator:
         path = Path(data) if data else find_data(folder, state)
         self.text = TextConverter.of_data(path, direction_of(state))
         self.search = search_settings(settings.of(folder).decoding)
-        loaded = load(folder, file, path.resolve(), cpu)
+        with allowing(allow_other_dictionary):
+            loaded = load(folder, file, path.resolve(), cpu)
         with naming(str(file)):
             loaded.cfg.tokenizer = loaded.cfg.bpe = None  # the text is already tokenised
             loaded.cfg.dataset.max_tokens = max(4096, *loaded.model.max_positions())  # no line is too long for a batch
@@ -143,6 +151,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("run", type=Path, metavar="RUN", help="a run folder, or an exported run")
     add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
     add("--data", type=Path, help="data folder (default: the data that the run was trained on)")
+    add_flag(parser)
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
     if sys.stdin is None:

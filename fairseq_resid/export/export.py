@@ -26,6 +26,7 @@ from ..cli import frame
 from ..data.text import folder as text_folder
 from ..data.text.folder import CORPUS, Corpus
 from ..fairseq_patches import load_checkpoint
+from ..fairseq_patches.dictionaries import add_flag
 from ..files import copy, partial_of, replacing, sha256, write_text
 from ..foreign import code, printable, say
 from ..runs import settings
@@ -191,6 +192,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         "int16, float16 or bfloat16; onnx: int8; huggingface: float16 or bfloat16",
     )
     add("--data", type=Path, help="data folder (default: the data that the run was trained on)")
+    add_flag(parser)
     options = parser.parse_args(argv)
     try:
         proof = export(

@@ -4,11 +4,12 @@
 package patches nothing and does not require fairseq.
 """
 
-from .building import bound_models
+from .building import check_models
 from .command_line import allow_bf16, quiet_root_logger, refuse_code_in_flags, refuse_hydra_train
-from .data import keep_batches_on_resume, keep_last_batch, keep_place_on_other_devices
+from .data import allow_hyphens_in_languages, keep_batches_on_resume, keep_last_batch, keep_place_on_other_devices
+from .dictionaries import allow_in_flags, remember_dictionaries
 from .errors import UserError
-from .loading import check_finite, compare_structures, load_checkpoint, load_weights_only, name_misfits, naming
+from .loading import check_finite, compare_models, load_checkpoint, load_weights_only, name_misfits, naming
 from .model import BETTER_TRANSFORMER_COPIES, close_better_transformer_path
 from .processes import compare_processes, send_checkpoints
 from .stopping import remember_patience, save_when_stopped
@@ -30,9 +31,10 @@ def apply() -> None:
     """Apply every patch. Call it once: fairseq imports a user-dir only once."""
     refuse_hydra_train()
     load_weights_only()
-    bound_models()
+    check_models()
     name_misfits()
-    compare_structures()
+    compare_models()
+    remember_dictionaries()
     say_what_runs()
     name_divergence()
     skip_overflow_without_gpu()
@@ -44,10 +46,12 @@ def apply() -> None:
     write_whole()
     save_at_every_interval()
     keep_last_optimizer_state()
+    allow_hyphens_in_languages()
     keep_last_batch()
     keep_batches_on_resume()
     keep_place_on_other_devices()
     close_better_transformer_path()
     allow_bf16()
+    allow_in_flags()
     refuse_code_in_flags()
     quiet_root_logger()

@@ -1,4 +1,4 @@
-"""Refuse checkpoints whose config describes a model much larger than their weights."""
+"""Refuse checkpoints of other dictionaries, or whose config describes a model much larger than their weights."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ import functools
 import logging
 from collections.abc import Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from . import dictionaries
 from .errors import UserError
 
 logger = logging.getLogger(__name__)
 
-# The weights of the checkpoint whose model is being built; None while no checkpoint is being loaded.
-_weights: ContextVar[dict[str, Any] | None] = ContextVar("weights", default=None)
+
+@dataclass(frozen=True)
+class _Loading:
+    """The checkpoint whose model is being built; state: None before it is read; is_whole: not one of several shards."""
+
+    path: str
+    state: dict[str, Any] | None
+    is_whole: bool
+
+
+_loading: ContextVar[_Loading | None] = ContextVar("loading", default=None)
 
 # fairseq allocates tied weights separately before it ties them, and upgrade_state_dict may add parameters.
 TIMES, MORE_PARAMETERS = 2, 100
@@ -27,22 +38,23 @@ MORE_NUMBERS = 50_000_000
 
 
 @contextlib.contextmanager
-def loading(weights: dict[str, Any] | None) -> Iterator[None]:
-    """Limit the size of models built in this context.
+def loading(path: str, state: dict[str, Any] | None, is_whole: bool) -> Iterator[None]:
+    """Check the models that are built in this context.
 
-    weights: the checkpoint's weights, replaced when a checkpoint is read in this context. None sets no limit.
+    state: the checkpoint that they are built for, replaced when a checkpoint is read in this context
+    is_whole: whether the checkpoint contains all weights, which limit the size of the model
     """
-    token = _weights.set(weights)
+    token = _loading.set(_Loading(path, state, is_whole))
     try:
         yield
     finally:
-        _weights.reset(token)
+        _loading.reset(token)
 
 
-def was_read(weights: dict[str, Any]) -> None:
-    """Set the weights that limit the next model."""
-    if _weights.get() is not None:
-        _weights.set(weights)
+def was_read(path: str, state: dict[str, Any]) -> None:
+    """Set the checkpoint that the next model is built for."""
+    if now := _loading.get():
+        _loading.set(replace(now, path=str(path), state=state))
 
 
 class _Bound:
@@ -96,24 +108,28 @@ def _held(model: torch.nn.Module) -> int:
     return sum(value.numel() for part in held for value in part.values() if isinstance(value, torch.Tensor))
 
 
-def bound_models() -> None:
-    """Refuse a checkpoint whose config describes a model far larger than its weights, before allocating that memory.
+def check_models() -> None:
+    """Refuse a checkpoint of other dictionaries, or whose config describes a model far larger than its weights.
 
-    The model is first built on torch's meta device, whose tensors have a shape but no data.
+    The latter is refused before that memory is allocated: the model is first built on torch's meta device, whose
+    tensors have a shape but no data.
     """
     from fairseq import models
 
     original = models.build_model
 
     @functools.wraps(original)
-    def build_model(cfg, *args, **kwargs):  # type: ignore[no-untyped-def]
-        weights = _weights.get()
-        if weights is None:
-            return original(cfg, *args, **kwargs)
-        bound = _Bound(weights)
+    def build_model(cfg, task, *args, **kwargs):  # type: ignore[no-untyped-def]
+        now = _loading.get()
+        if now is None or now.state is None:
+            return original(cfg, task, *args, **kwargs)
+        dictionaries.check(now.path, now.state, dictionaries.of_task(task))
+        if not now.is_whole:
+            return original(cfg, task, *args, **kwargs)
+        bound = _Bound(now.state["model"])
         try:
             with bound.holds(), _silently(), torch.device("meta"):
-                model = original(copy.deepcopy(cfg), *args, **kwargs)
+                model = original(copy.deepcopy(cfg), task, *args, **kwargs)
             bound.check(_held(model), len(list(model.parameters())))
         except UserError:
             raise
@@ -121,6 +137,6 @@ def bound_models() -> None:
             # If a third-party model cannot be built on the meta device, only its parameters are limited.
             logger.debug("not built on the meta device: %s", error)
         with bound.holds():
-            return original(cfg, *args, **kwargs)
+            return original(cfg, task, *args, **kwargs)
 
     models.build_model = build_model

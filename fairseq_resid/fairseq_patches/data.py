@@ -7,7 +7,19 @@ import logging
 
 import numpy as np
 
+from .dictionaries import language_pair
+
 logger = logging.getLogger(__name__)
+
+
+def allow_hyphens_in_languages() -> None:
+    """Infer language codes with hyphens, such as pt-BR, from the names of the files in a data folder.
+
+    fairseq splits the second part of any name at its only hyphen: of dict.pt-BR.txt, it makes the languages pt and BR.
+    """
+    from fairseq.data import data_utils
+
+    data_utils.infer_language_pair = language_pair
 
 
 def keep_last_batch() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import building, reader
+from . import building, dictionaries, reader
 from .errors import UserError
 from .stand_in import StandIn
 
@@ -221,6 +221,8 @@ def _load(file: Any, *_: Any, **__: Any) -> Any:
         raise UserError(str(error)) from None
     refuse_code(state, path)
     forget_files(state, path)
+    # This comes before fairseq replaces the data folder in the config by the one on the command line.
+    state[dictionaries.KNOWN] = dictionaries.known(state, path)
     if isinstance(state.get("model"), dict):
         check_finite(state["model"], path)
     return state
@@ -273,7 +275,7 @@ def load_weights_only() -> None:
             state = load_file(path, *args, **kwargs)
             if not isinstance(state.get("model"), dict):
                 raise UserError(f"{path}: not a fairseq checkpoint: it has no 'model'")
-            building.was_read(state["model"])
+            building.was_read(path, state)
             if check := _check.get():
                 check(state)
             return state
@@ -282,7 +284,7 @@ def load_weights_only() -> None:
     def load_model_ensemble_and_task(filenames, *args, **kwargs):  # type: ignore[no-untyped-def]
         given = kwargs.get("state")
         is_whole = kwargs.get("num_shards", 1) == 1  # each shard has only a part of the weights
-        with naming(*filenames), building.loading((given["model"] if given else {}) if is_whole else None):
+        with naming(*filenames), building.loading(filenames[0], given, is_whole):
             return load_models(filenames, *args, **kwargs)
 
     checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
@@ -312,11 +314,11 @@ def name_misfits() -> None:
     Trainer.load_checkpoint = load_checkpoint
 
 
-def compare_structures() -> None:
-    """Refuse to resume from a checkpoint of another residual structure, even if its weights fit.
+def compare_models() -> None:
+    """Refuse to train on a checkpoint of other dictionaries, or to resume one of another residual structure.
 
     fairseq compares only names and shapes, so with a reused --save-dir, it would continue one structure as another.
-    If the optimizer is reset, as by --finetune-from-model, this may be intended, and a warning is logged.
+    If the optimizer is reset, as by --finetune-from-model, another structure may be intended, and a warning is logged.
     """
     from fairseq.trainer import Trainer
 
@@ -325,6 +327,7 @@ def compare_structures() -> None:
     @functools.wraps(original)
     def load_checkpoint(self, filename, reset_optimizer=False, *args, **kwargs):  # type: ignore[no-untyped-def]
         def check(state: dict[str, Any]) -> None:
+            dictionaries.check(filename, state, dictionaries.of_task(self.task))
             config, compare = (state.get("cfg") or {}).get("model"), getattr(self.get_model(), "differences", None)
             differing = compare(config, resumes=not reset_optimizer) if config is not None and compare else None
             if differing is None:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..files import read_lines
+from ..fairseq_patches.dictionaries import check, data_folders, of_folder, setting
 from .run import Run
-
-
-def setting(section: Any, name: str) -> Any:
-    """Return a setting from a section of a checkpoint's cfg, which is a dict or an argparse namespace."""
-    return section.get(name) if isinstance(section, dict) else getattr(section, name, None)
 
 
 def task_of(cfg: Any) -> str | None:
@@ -44,39 +39,22 @@ def is_trained_on(cfg: Any, subset: str) -> bool:
 
 
 def find_data(run: Run, state: dict[str, Any]) -> Path:
-    """Return the data folder that a checkpoint was trained on.
+    """Return the data folder that a checkpoint was trained on; see `dictionaries.data_folders`.
 
-    A relative path is first tried from the current folder, then from the folder in which training was started, that is,
-    the folder from which the checkpoint's --save-dir leads to this run.
     Raises: ValueError if the checkpoint does not name a data folder, or the folder no longer exists.
     """
-    cfg = state.get("cfg") or {}
-    recorded = setting(cfg.get("task"), "data") or setting(state.get("args"), "data")
-    if not recorded:
+    candidates = data_folders(state, run.path)
+    if not candidates:
         raise ValueError(f"{run.path}: the checkpoint does not name a data folder; give it with --data")
-    data = Path(str(recorded).split(":")[0])  # fairseq accepts shards of a training set as A:B
-    save_dir = Path(str(setting(cfg.get("checkpoint"), "save_dir")))
-    here = run.path.resolve()
-    candidates = [data]
-    if not save_dir.is_absolute() and here.parts[-len(save_dir.parts) :] == save_dir.parts:
-        candidates.append(Path(*here.parts[: -len(save_dir.parts)]) / data)
     for candidate in candidates:
         if candidate.is_dir():
             return candidate
-    raise ValueError(f"{run.path}: trained on {data}: no such data folder; give its new path with --data")
+    raise ValueError(f"{run.path}: trained on {candidates[0]}: no such data folder; give its new path with --data")
 
 
-def check_same_dictionaries(run: Run, state: dict[str, Any], data: Path) -> None:
+def check_same_dictionaries(checkpoint: Path, state: dict[str, Any], data: Path) -> None:
     """Check that the dictionaries of a data folder equal those that a checkpoint was trained with.
 
-    If the folder that it was trained on no longer exists, nothing can be compared.
     Raises: OSError or ValueError naming the dictionary that is missing or differs.
     """
-    try:
-        trained_on = find_data(run, state)
-    except ValueError:
-        return
-    for own in sorted(trained_on.glob("dict.*.txt")):
-        file = data / own.name
-        if read_lines(file) != read_lines(own):
-            raise ValueError(f"{file}: differs from {own}, which {run.path} was trained with")
+    check(checkpoint, state, of_folder(state, data))

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ..data.text.binarised import check_dictionaries, check_regular
-from ..fairseq_patches import load_checkpoint, naming
+from ..fairseq_patches import naming
 from ..runs.run import Run
-from ..runs.trained_on import check_same_dictionaries, is_trained_on, num_updates
+from ..runs.trained_on import is_trained_on, num_updates
 from ..runs.training_command import TrainingCommand
 from . import register
 
@@ -78,8 +78,6 @@ def load(
     register()
     check_regular(data)
     check_dictionaries(data)
-    # fairseq replaces the data folder in the state that it loads, so the state must be read before.
-    check_same_dictionaries(run, load_checkpoint(checkpoint), data)
     from fairseq import checkpoint_utils
 
     state = checkpoint_utils.load_checkpoint_to_cpu(str(checkpoint), {"data": str(data)})

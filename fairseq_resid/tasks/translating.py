@@ -134,14 +134,14 @@ def check_dictionaries(run: Run, state: dict[str, Any], data: Path, embeddings: 
     embeddings: the name of the embedding in the state dict, by the name of the dictionary
     Raises: OSError or ValueError naming the dictionary that is missing or differs from the model's.
     """
+    sizes = {name: len(read_lines(data / name)) for name in embeddings}
+    check_same_dictionaries(run.last, state, data)
     for name, embedding in embeddings.items():
-        file = data / name
-        words = len(read_lines(file))
+        file, words = data / name, sizes[name]
         weights = state["model"].get(embedding)
         trained = words if weights is None else sum(weights.shape[:1]) - len(SPECIAL)  # it may have no dimensions
         if words != trained:
             raise ValueError(f"{file}: {words:,} words, but {run.last} was trained with {trained:,}")
-    check_same_dictionaries(run, state, data)
 
 
 def check_lengths(corpus: Corpus, subset: str, source: int, target: int, truncates: bool) -> None:

@@ -192,7 +192,7 @@ def test_folder_that_does_not_fit_the_model_is_refused(
     words = (other / folder.DICTIONARY).read_text().splitlines()
     (other / folder.DICTIONARY).write_text("\n".join(reversed(words)) + "\n")
     assert main(["evaluate", str(trained[0]), "--data", str(other), "--cpu"]) == 2
-    assert "dict.captions.txt: differs from" in capsys.readouterr().err
+    assert f"but {other / folder.DICTIONARY} is another dictionary: its line 1 has" in capsys.readouterr().err
     assert main(["evaluate", str(trained[0]), "--subset", "nosuch", "--cpu"]) == 2
     assert "nosuch: no such subset" in capsys.readouterr().err
     assert main(["evaluate", str(trained[0]), "--as-published", "--cpu"]) == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fairseq_resid.cli import children
 from fairseq_resid.evaluation.evaluate import main, make_average
@@ -230,9 +231,17 @@ def test_another_corpus_dictionary_is_refused(copy: Run, decoder: Decoder, capsy
     decoder.commands.clear()
     words = (other / "dict.fr.txt").read_text().splitlines()
     (other / "dict.fr.txt").write_text("".join(line + "\n" for line in [*words[:-1], "autre 1"]))
-    # A copy of the run elsewhere cannot find the run's data folder, so only dictionary sizes are compared.
-    refuse(capsys, ["checkpoints/run", *flags], "dict.fr.txt: differs from data/dict.fr.txt, which checkpoints/run")
+    line = f"dict.fr.txt is another dictionary: its line {len(words)} has 'autre' instead of '{words[-1].split()[0]}'"
+    refuse(capsys, ["checkpoints/run", *flags], "checkpoint_last.pt: trained with data/dict.fr.txt, but ", line)
     (other / "dict.en.txt").write_text("".join(line + "\n" for line in words[:-1]))
+    shorter = f"dict.en.txt is another dictionary: its line {len(words)} has nothing instead of"
+    refuse(capsys, [str(copy.path), *flags], shorter)
+    # Only the sizes are known of a stock checkpoint in another place.
+    state = torch.load(copy.last, weights_only=False)
+    del state["extra_state"]["dictionaries"]
+    state["cfg"]["task"]["data"] = "nowhere"
+    copy.last.unlink()  # it is a link to the file of another run
+    torch.save(state, copy.last)
     said = f"dict.en.txt: {len(words) - 1} words, but {copy.last} was trained with {len(words)}"
     refuse(capsys, [str(copy.path), *flags], said)
     (other / "dict.en.txt").unlink()

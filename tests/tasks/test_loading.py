@@ -33,5 +33,7 @@ def test_dictionary_with_other_words_is_refused(
     file.write_text("".join([second, first, *rest]))
     assert main([str(sas_checkpoint.parent), "--data", "other", *flags]) == 2
     error = capsys.readouterr().err
-    assert f"dict.en.txt: differs from {corpus / file.name}" in error and error.count("error: ") == 1
+    assert f"trained with {corpus / file.name}, but " in error and "other/dict.en.txt is another dictionary" in error
+    assert f": its line 1 has '{second.split()[0]}' instead of '{first.split()[0]}'" in error
+    assert error.count("error: ") == 1 and error.count("\n") == 1
     assert not Path("exported").exists()

@@ -31,16 +31,18 @@ def preprocess(
     workers: int,
     size: int,
     lock: int | None = None,
+    dictionary: Path | None = None,
 ) -> None:
     """Run fairseq-preprocess on TEXT/SPLIT of every split and write DATA; print the command and show its progress.
 
     splits: train, valid, test, and further test sets test1, test2, ..., possibly with gaps
     size: expected total size of the .bin files in bytes
+    dictionary: the dictionary of both languages; None: it is made from the training text
     Raises: ChildProcessError if it fails; OSError if the disk is full.
     """
     tests = sorted((split for split in splits if split.startswith("test")), key=number_of_test)
     argv = [children.program("fairseq-preprocess"), "--source-lang", source, "--target-lang", target]
-    argv += ["--joined-dictionary"]
+    argv += ["--joined-dictionary", *(["--srcdict", str(dictionary)] if dictionary else [])]
     for flag, prefixes in (("--trainpref", ["train"]), ("--validpref", ["valid"]), ("--testpref", tests)):
         argv += [flag, ",".join(str(text / split) for split in prefixes)]
     argv += ["--destdir", str(data), "--workers", str(workers)]
@@ -94,7 +96,14 @@ def _watched(data: Path, size: int) -> Iterator[None]:
 
 
 def make(
-    record: CorpusRecord, text: Path, references: Path, model: Path, data: Path, workers: int, lock: int | None = None
+    record: CorpusRecord,
+    text: Path,
+    references: Path,
+    model: Path,
+    data: Path,
+    workers: int,
+    lock: int | None = None,
+    dictionary: Path | None = None,
 ) -> None:
     """Make DATA from TEXT/SPLIT (subwords), the reference texts and the subword model, but without corpus.json.
 
@@ -103,7 +112,7 @@ def make(
     # Each side of every pair ends in </s>. The bytes per token follow fairseq's best_fitting_int_dtype.
     tokens = sum(sum(record.tokens[split].values()) + 2 * lines.kept for split, lines in record.lines.items())
     size = tokens * (2 if record.vocab_size < 65500 else 4)
-    preprocess(text, data, record.source, record.target, record.lines, workers, size, lock)
+    preprocess(text, data, record.source, record.target, record.lines, workers, size, lock, dictionary)
     shutil.copytree(references, data / "ref")
     shutil.copyfile(model, data / model.name)
 

@@ -1,21 +1,27 @@
 """Make a data folder from your own raw parallel text.
 
-    fairseq-resid prepare custom --name NAME --source SRC --target TGT --vocab-size N
+    fairseq-resid prepare custom --name NAME --source SRC --target TGT (--vocab-size N | --vocab-from OTHER)
         --train PREFIX --valid PREFIX --test PREFIX... --out DATA
 
 PREFIX.SRC and PREFIX.TGT are the two sides. They are segmented by sentencepiece without tokenisation.
+With --vocab-from, they are tokenised and segmented like the text of the data folder OTHER and get its dictionary, so
+that a model that was trained on OTHER can be fine-tuned on DATA. The languages may be swapped or others, because both
+sides share one dictionary.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ...cli.frame import command
-from . import flags, sources
+from ...files import read_bytes
+from . import flags, folder, sources
 from .fingerprints import Fingerprints
+from .folder import Corpus
 from .manifest import SPLITS, Part, TextManifest
 from .preparation import prepare_data
 from .text_steps import TextOptions
@@ -37,7 +43,15 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     )
     parser.add_argument("--source", required=True, metavar="LANG", help="source language, the suffix of its files")
     parser.add_argument("--target", required=True, metavar="LANG", help="target language, the suffix of its files")
-    parser.add_argument("--vocab-size", required=True, type=int, help="number of subwords of the joint BPE")
+    vocabulary = parser.add_mutually_exclusive_group(required=True)
+    vocabulary.add_argument("--vocab-size", type=int, help="number of subwords of the joint BPE")
+    vocabulary.add_argument(
+        "--vocab-from",
+        type=Path,
+        metavar="OTHER",
+        help="use the tokenisation, subword model and dictionary of this data folder, for fine-tuning a model that was "
+        "trained on it; its languages may be swapped or others",
+    )
     parser.add_argument("--out", required=True, type=Path, metavar="DATA", help="output folder")
     flags.add(parser)
     args = parser.parse_args(argv)
@@ -47,7 +61,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     if args.source == args.target:
         parser.error(f"--source and --target: both are {args.source}; must be different")
     given = flags.settings(args)
-    del given["vocab_size"]
+    given.pop("vocab_size", None)
+    if args.vocab_from is not None and "spm_normalizer" in given:
+        parser.error(f"--spm-normalizer: not allowed with --vocab-from; {args.vocab_from} determines it")
     build(
         args.name,
         {"train": args.train, "valid": args.valid}
@@ -60,8 +76,33 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         args.allow_low_ceiling,
         args.verify,
         args.show,
+        args.vocab_from,
         **given,
     )
+
+
+def vocabulary_of(data: Path) -> dict[str, Any]:
+    """Return the fields of a manifest that make a data folder with the vocabulary of another one.
+
+    Raises: ValueError or OSError naming the folder or file and the problem.
+    """
+    corpus, record = Corpus.read(data), folder.read(data)
+    corpus.segmenter()  # raises if there is no valid model
+    dictionaries = [data / f"dict.{language}.txt" for language in (record.source, record.target)]
+    contents = [read_bytes(file) for file in dictionaries]
+    if contents[0] != contents[1]:
+        raise ValueError(f"--vocab-from {data}: its two dictionaries differ; only a joined dictionary is supported")
+    model = read_bytes(data / str(record.restore.model))
+    normalizer = record.subwords.normalizer
+    return {
+        "vocab_size": record.vocab_size,
+        "vocab_from": hashlib.sha256(hashlib.sha256(model).digest() + hashlib.sha256(contents[0]).digest()).hexdigest(),
+        "subwords": record.restore.post_process,
+        "form": record.text.form,
+        "normalize": record.text.normalize,
+        "split_hyphens": record.text.split_hyphens,
+        **({"spm_normalizer": normalizer} if normalizer != "none" else {}),
+    }
 
 
 def build(
@@ -69,18 +110,24 @@ def build(
     prefixes: dict[str, Path],
     source: str,
     target: str,
-    vocab_size: int,
+    vocab_size: int | None,
     out: Path,
     workers: int = 1,
     allow_low_ceiling: bool = False,
     verify: bool = False,
     show: bool = False,
+    vocab_from: Path | None = None,
     **settings: Any,
 ) -> bool:
     """Make the data folder OUT from PREFIX.SRC and PREFIX.TGT of each split; see `preparation.prepare_data`.
 
+    vocab_size: None if `vocab_from` is given, the data folder whose vocabulary is used
     settings: other fields of the manifest, such as `clean`
     """
+    if vocab_from is not None:
+        settings |= vocabulary_of(vocab_from)
+    else:
+        settings["vocab_size"] = vocab_size
     fingerprints = Fingerprints(None)
     texts = []
     parts = {}
@@ -92,8 +139,8 @@ def build(
             if not path.is_file():
                 raise ValueError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
             texts.append(sources.Text(split, part, language, path, None, fingerprints.of(path)))
-    manifest = TextManifest(name, source, target, vocab_size, parts, **settings)
+    manifest = TextManifest(name=name, source=source, target=target, parts=parts, **settings)
     flags.check_limits(manifest, settings)
     source_options = sources.TextSourceOptions((), None, out.parent, False)
-    options = TextOptions(source_options, out, workers, None, allow_low_ceiling, verify, show)
+    options = TextOptions(source_options, out, workers, None, allow_low_ceiling, verify, show, vocab_from)
     return prepare_data(manifest, options, texts)

@@ -62,7 +62,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the manifest fields that were set by flags."""
-    names = [name for name in SETTINGS if name not in ("name", "source", "target", "profile")]
+    names = [name for name in SETTINGS if name not in ("name", "source", "target", "vocab_from", "profile")]
     return {name: value for name in names if (value := getattr(args, name, None)) is not None}
 
 

@@ -55,6 +55,7 @@ class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
     spm_normalizer: str = "nmt_nfkc"
     subwords: Literal["sentencepiece", "subword_nmt"] = "sentencepiece"  # subword_nmt: with `vocab_size` merges
     tokenize: str = ""  # sacrebleu's tokeniser; "": the one that fits the form and the target language
+    vocab_from: str = ""  # SHA-256 of another folder's subword model and dictionary, which are used
     profile: str = ""  # the preparation to reproduce, if the settings alone do not determine the data folder
     facts: Mapping[str, Mapping[str, int]] = {}  # expected counts of the prepared text
     text_bytes: int = 0

@@ -50,6 +50,7 @@ SETTINGS = (
     "spm_normalizer",
     "subwords",
     "tokenize",
+    "vocab_from",
     "profile",
 )
 # The settings that only matter with `clean`.

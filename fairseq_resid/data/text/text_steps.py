@@ -17,6 +17,7 @@ from typing import Any
 from ...cli.progress import Progress
 from ...files import open_any_size, read_bytes, read_lines
 from . import binarise, ceiling, clean, repeats, shards, sources, subwords, tokenise
+from . import folder as data_folder
 from .bleu import default_tokenizer
 from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
 from .forms import TOKENISED, TextForm
@@ -34,6 +35,7 @@ class TextOptions:
 
     verify: compare checksums of a finished data folder, not only file sizes
     show: list validation and test sentences that also occur in the training text
+    vocab_from: the data folder whose subword model and dictionary are used; None: they are made from the training text
     """
 
     source: sources.TextSourceOptions
@@ -43,6 +45,7 @@ class TextOptions:
     allow_low_ceiling: bool = False
     verify: bool = False
     show: bool = False
+    vocab_from: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,12 @@ class Job:
     settings: dict[str, Any]
     lock: int
     skipped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def dictionary(self) -> Path | None:
+        """The dictionary of another data folder that is used, if any; both languages share it."""
+        data = self.options.vocab_from
+        return data and data / f"dict.{data_folder.read(data).source}.txt"
 
     @property
     def limits(self) -> clean.Limits | None:
@@ -166,28 +175,29 @@ def run(job: Job, work: Path) -> Path:
     learner |= {"library": version(manifest.subwords.replace("_", "-")), "pairs": subwords.SAMPLED}
     units = f"{manifest.vocab_size:,} {'merges' if manifest.subwords == 'subword_nmt' else 'subwords'}"
     train = "deduplicate" if manifest.deduplicate else "tokenise"
+    limits = job.limits and asdict(job.limits)
+    encoding = [limits, manifest.tokenize, manifest.vocab_from]
+    unused = {"deduplicate": not manifest.deduplicate, "learn": bool(manifest.vocab_from)}
     declared = [
         Step("extract", "extract and count", [files, job.options.limit]),
         Step("tokenise", f"tokenise{and_clean}", [form, manifest.clean and clean.MAX_CHARACTERS], ["extract"]),
         Step("deduplicate", "deduplicate", [manifest.subwords, manifest.spm_normalizer], ["tokenise"]),
         Step("learn", f"learn a joint BPE of {units}", learner, [train]),
-        Step(
-            "encode",
-            f"encode{and_clean}",
-            [job.limits and asdict(job.limits), manifest.tokenize],
-            ["tokenise", train, "learn"],
-        ),
+        Step("encode", f"encode{and_clean}", encoding, ["tokenise", train, "learn"]),
         Step("binarise", "fairseq-preprocess", job.settings, ["encode"]),
     ]
-    steps = Steps(work, [step for step in declared if step.name != "deduplicate" or manifest.deduplicate])
+    steps = Steps(work, [step for step in declared if not unused.get(step.name)])
     extracted = steps.run("extract", Extracted, lambda folder: extract(job, folder))
     refuse_other_text(job, extracted.result)  # even if an earlier run accepted it
     tokenised = steps.run("tokenise", Kept, lambda folder: tokenise_text(job, extracted, folder))
     training = tokenised
     if manifest.deduplicate:
         training = steps.run("deduplicate", Kept, lambda folder: deduplicate(job, tokenised, folder))
-    learned = steps.run("learn", Learned, lambda folder: learn(job, training, folder))
-    model = learned.folder / FILES[manifest.subwords]
+    if job.options.vocab_from is not None:
+        model = job.options.vocab_from / FILES[manifest.subwords]
+    else:
+        learned = steps.run("learn", Learned, lambda folder: learn(job, training, folder))
+        model = learned.folder / FILES[manifest.subwords]
     form_of_target = forms(job, extracted.result)[manifest.target]
     encoded = steps.run(
         "encode", Encoded, lambda folder: encode(job, form_of_target, tokenised, training, model, folder)
@@ -313,7 +323,8 @@ def encode(
 ) -> Encoded:
     """Segment all text into subwords, compute the best possible score, and find evaluation text in the training text.
 
-    form: the form of the target side; model: the learned model, whose restricted copy is written to `folder`
+    form: the form of the target side; model: the learned model, whose restricted copy is written to `folder`, or the
+    model of another data folder, which is copied
     """
     kind = job.manifest.subwords
     counts, tokens, known = {}, {}, set[str]()
@@ -326,7 +337,10 @@ def encode(
         )
         tokens[split] = dict(zip(job.manifest.languages, sides, strict=True))
         job.check_left(split, counts[split])
-        if is_train:  # the first split
+        if is_train and job.dictionary is not None:
+            known = {line.rpartition(" ")[0] for line in read_lines(job.dictionary)}
+            shutil.copyfile(model, folder / model.name)
+        elif is_train:  # the first split
             known = subwords.used(job.sides(folder, split), counts[split].kept)
             subwords.restrict(kind, model, known, folder / model.name)
             model = folder / model.name
@@ -360,7 +374,7 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
     cut = [label for label, source in record.texts.items() if source.lines == job.options.limit]
     is_cut = any(label.startswith("train ") for label in cut)
     ceiling.judge(manifest.name, record.round_trip, manifest.spm_normalizer, is_cut, job.options.allow_low_ceiling)
-    binarise.make(record, text, text / "ref", model, data, job.options.workers, job.lock)
+    binarise.make(record, text, text / "ref", model, data, job.options.workers, job.lock, job.dictionary)
     facts = _facts(record, data) if manifest.facts else {}
     wrong = tuple(
         f"{fact} of {what}: {facts[fact][what]:,}; published: {count:,}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...cli import children
 from ...cli.progress import Progress
+from ...fairseq_patches.dictionaries import FLAG, is_allowed
 from ...files import create, read_lines
 from ...runs.settings import DECODING
 from ...runs.trained_on import setting
@@ -67,6 +68,7 @@ def generate_command(
     argv += [item for name, value in settings.items() for item in (f"--{name}", value)]
     argv += ["--post-process", post_process] if post_process else []
     argv += ["--cpu"] if cpu else []
+    argv += [FLAG] if is_allowed() else []
     return argv
 
 
