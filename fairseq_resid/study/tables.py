@@ -175,10 +175,10 @@ def quarters(results: StudyResults) -> StudyTable:
     rows: list[Sequence[str]] = []
     for row in results.rows:
         for name, measure in measures.items():
-            found = [one.effects[name] for one in row.quarters if name in one.effects]
-            if found:
-                cells = [effect_text(one, measure.digits) for one in found]
-                rows.append((row.setting, row.arm, at_of(row.at), name, *cells))
+            found = [one.effects.get(name) for one in row.quarters]
+            if any(found):  # a quarter has no effect if it has too few sentences
+                cells = [effect_text(one, measure.digits) if one else "" for one in found]
+                rows.append((row.setting, row.arm, at_of(row.at), name, *cells, *[""] * (4 - len(cells))))
     headings = ("setting", "arm", "at", "measure", "easiest quarter", "second", "third", "hardest quarter")
     return StudyTable("Differences from the baseline, by difficulty", headings, rows, 4)
 

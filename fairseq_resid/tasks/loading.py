@@ -76,6 +76,8 @@ def load(
     Raises: ValueError or OSError naming the missing or mismatched file, such as a dictionary that is not the model's.
     """
     register()
+    if not data.is_dir():
+        raise ValueError(f"{data}: no such data folder")
     check_regular(data)
     check_dictionaries(data)
     from fairseq import checkpoint_utils

@@ -71,7 +71,8 @@ def test_card_matches_run_files(evaluated: str, here: Run, tmp_path: Path, capsy
     copied.results("valid").unlink()
     copied.results().write_text('{"training": {}}')
     assert card.main([str(copied.path)]) == 2
-    assert "results.json: damaged, or not written by fairseq-resid evaluate: Object missing" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "results.json: damaged, or not written by fairseq-resid evaluate" in error and "Object missing" in error
     assert card.main([str(tmp_path)]) == 2 and f"{tmp_path}: not a run folder" in capsys.readouterr().err
     (tmp_path / "run.json").write_text("{}")
     assert card.main([str(tmp_path)]) == 2 and "no results.json: run fairseq-resid evaluate" in capsys.readouterr().err

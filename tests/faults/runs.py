@@ -7,7 +7,7 @@ from faults.fault import Fault
 FAULTS = [
     Fault(
         "resuming: a damaged checkpoint is considered intact",
-        "fairseq_resid/runs/launch.py",
+        "fairseq_resid/runs/recovery.py",
         "return file.is_file() and zip_damage(file) is None",
         "return file.is_file()",
         "runs/test_kills.py",

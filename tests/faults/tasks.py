@@ -28,9 +28,9 @@ FAULTS = [
     ),
     Fault(
         "scoring: BLEU with the wrong tokenisation",
-        "fairseq_resid/tasks/text/scoring.py",
-        "metric = BLEU(tokenize=tokenize, lowercase=lowercase",
-        'metric = BLEU(tokenize="intl", lowercase=lowercase',
+        "fairseq_resid/data/text/bleu.py",
+        "return BLEU(tokenize=tokenize, lowercase=lowercase",
+        'return BLEU(tokenize="intl", lowercase=lowercase',
         "evaluation/test_evaluate.py",
     ),
     Fault(
