@@ -12,7 +12,7 @@ from ..cli.progress import Progress
 from ..data.text import folder as text_folder
 from ..data.text.folder import Corpus
 from ..export import translator
-from ..export.engine import Record, Search, load, read
+from ..export.engine import WRITER, Record, Search, load, read
 from ..export.words import check_lengths
 from ..files import sha256
 from ..runs.run import EVALUATE, AverageNote, Run
@@ -33,6 +33,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
             raise ValueError(f"--{flag} {getattr(given, flag)}: {folder} is an export, which contains one checkpoint")
     if given.as_published:
         raise ValueError(f"--as-published: {folder} is an export; evaluate its run")
+    Run(Path(record.run)).require_direction(folder, (record.text.source, record.text.target), WRITER)
     text, engine = translator.converter(folder, record), load(folder)
     path = data or Path(record.data)
     corpus = Corpus.read(path, (record.text.source, record.text.target))

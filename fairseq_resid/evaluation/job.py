@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +86,13 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
     averages = averages_of(path, settings) if task.has_averages else {}
     if not state:
         raise ValueError(f"{run.last}: no such checkpoint")
+    opened = task.open_data(data or find_data(run, state), subset, run, state)
+    if settings.tokenize:
+        opened = replace(opened, tokenize=settings.tokenize)
     return ScoringJob(
         run,
         task,
-        task.open_data(data or find_data(run, state), subset, run, state),
+        opened,
         subset,
         architecture(state),
         count_parameters(state["model"]),
@@ -96,7 +100,7 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
         settings,
         averages,
         is_trained_on(cfg, subset),
-        task.task_flags(cfg),
+        task.task_flags(cfg, opened),
     )
 
 

@@ -61,7 +61,7 @@ class Translator:
         file = folder.checkpoint(checkpoint)
         state = load_checkpoint(file)
         path = Path(data) if data else find_data(folder, state)
-        self.text = TextConverter.of_data(path, direction_of(state))
+        self.text = TextConverter.of_data(path, direction_of(state, file, path))
         self.search = search_settings(settings.of(folder).decoding)
         with allowing(allow_other_dictionary):
             loaded = load(folder, file, path.resolve(), cpu)

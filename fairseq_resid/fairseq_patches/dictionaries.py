@@ -109,6 +109,13 @@ def known(state: dict[str, Any], path: str | os.PathLike[str]) -> dict[str, dict
     return found
 
 
+def languages(state: dict[str, Any], path: str | os.PathLike[str]) -> tuple[str, str] | None:
+    """Return source and target language of a checkpoint, from the files of its dictionaries; None if not known."""
+    names = [re.fullmatch(r"dict\.(.+)\.txt", Path(each["file"]).name) for each in known(state, path).values()]
+    source, target = (name[1] if name else "" for name in names)
+    return (source, target) if source and target else None
+
+
 def sha256(symbols: list[str]) -> str:
     """Return the SHA-256 of symbols, one per line."""
     return hashlib.sha256("".join(f"{symbol}\n" for symbol in symbols).encode()).hexdigest()

@@ -28,7 +28,7 @@ from typing import Any, Literal, TypeVar
 from .. import records
 from ..data import folders
 from ..files import MOST_LOG_BYTES, MOST_LOG_LINES, inside, locked, matching, reading
-from .training_command import check_size
+from .training_command import TrainingCommand, check_size
 
 T = TypeVar("T")
 Numbering = Literal["epoch", "update"]
@@ -336,20 +336,26 @@ class Run:
         self.require()
         flags = "" if subset == "test" else f" --subset {subset}"
         results = records.read(self.results(subset), Results, f"{EVALUATE} {self.path}{flags}")
-        self._require_direction(results)
+        if results.bleu is not None:
+            prepared = results.preparation.get("source"), results.preparation.get("target")
+            direction = results.direction or (prepared if all(prepared) else None)
+            if direction:
+                self.require_direction(self.results(subset), direction, f"{EVALUATE} {self.path}")
         return results
 
-    def _require_direction(self, results: Results) -> None:
-        # Before 1.1.0, every model was scored in the direction of its corpus.
-        if results.bleu is None or results.source:
-            return
+    def require_direction(self, file: Path, direction: tuple[Any, Any], again: str) -> None:
+        """Check that a file is about the direction in which the run was trained, if its command has both -s and -t.
+
+        Before 1.1.0, models were scored and exported in the direction of their corpus.
+        Raises: ValueError naming the file, and `again`, the command that writes it.
+        """
         record = records.remembered(self.record, RunRecord)
-        words = record.command if record else []
-        flags = [word for word in words if word.split("=")[0] in ("-s", "-t", "--source-lang", "--target-lang")]
-        if flags:
+        command = TrainingCommand.parse(record.command if record else [])
+        trained = command.value("--source-lang", ""), command.value("--target-lang", "")
+        if all(trained) and trained != direction:
             raise ValueError(
-                f"{self.results(results.subset)}: written by an earlier version, which ignored {flags[0]}; run "
-                f"{EVALUATE} {self.path} again"
+                f"{file}: written by an earlier version, which ignored -s {trained[0]} -t {trained[1]}; run {again} "
+                "again"
             )
 
     def results(self, subset: str = "test") -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..fairseq_patches.dictionaries import check, data_folders, of_folder, setting
+from ..fairseq_patches.dictionaries import check, data_folders, language_pair, languages, of_folder, setting
 from .run import Run
 
 
@@ -15,11 +15,18 @@ def task_of(cfg: Any) -> str | None:
     return setting(task, "_name") or setting(task, "task")
 
 
-def direction_of(state: dict[str, Any]) -> tuple[str, str] | None:
-    """Return source and target language of a checkpoint's translation task; None if they are not recorded."""
+def direction_of(state: dict[str, Any], checkpoint: Path, data: Path) -> tuple[str, str] | None:
+    """Return the source and target language of a checkpoint's translation task, to be read from a data folder.
+
+    Without -s and -t, the checkpoint does not name them. They are then those of the folder that it was trained on,
+    because the languages of `data` may be swapped. None: the direction of `data`
+    """
     task = setting(state.get("cfg"), "task") or state.get("args")
     source, target = setting(task, "source_lang"), setting(task, "target_lang")
-    return (source, target) if source and target else None
+    if source and target:
+        return source, target
+    trained = languages(state, checkpoint)
+    return trained if trained and trained[::-1] == language_pair(data) else None
 
 
 def num_updates(state: dict[str, Any]) -> int | None:

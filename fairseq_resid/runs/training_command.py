@@ -13,7 +13,12 @@ MOST_INTEGER = 10**18 - 1
 MOST_SEED = 2**32 - 1  # largest seed that NumPy accepts
 FLAG = re.compile(r"--?[A-Za-z]")
 # Flags with two names in fairseq.
-SYNONYMS = {"--max-sentences": "--batch-size", "--max-sentences-valid": "--batch-size-valid"}
+SYNONYMS = {
+    "--max-sentences": "--batch-size",
+    "--max-sentences-valid": "--batch-size-valid",
+    "-s": "--source-lang",
+    "-t": "--target-lang",
+}
 # Flags that may differ between runs with the same settings.
 OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
 # Values of flags that train the same model: the first is compared as if it were the second.

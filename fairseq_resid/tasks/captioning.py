@@ -115,8 +115,8 @@ class Captioning(Task[CaptionData]):
         data.references(subset)
         return data
 
-    def task_flags(self, cfg: Any) -> tuple[str, ...]:
-        return (*super().task_flags(cfg), "--by-image")
+    def task_flags(self, cfg: Any, data: CaptionData) -> tuple[str, ...]:
+        return (*super().task_flags(cfg, data), "--by-image")
 
     def nll(self, job: ScoringJob[CaptionData], model: ScoredModel) -> float:
         return likelihood.mean(reference_nll(job, model))

@@ -13,7 +13,7 @@ import torch
 from ..data.text.binarised import check_dictionaries, check_regular
 from ..fairseq_patches import naming
 from ..runs.run import Run
-from ..runs.trained_on import is_trained_on, num_updates
+from ..runs.trained_on import direction_of, is_trained_on, num_updates
 from ..runs.training_command import TrainingCommand
 from . import register
 
@@ -86,6 +86,10 @@ def load(
     if adapt is not None:
         with naming(str(checkpoint)):
             adapt(state)
+    if direction := direction_of(state, checkpoint, data):
+        task = state["cfg"]["task"] if state.get("cfg") else state["args"]
+        for name, language in zip(("source_lang", "target_lang"), direction, strict=True):
+            setattr(task, name, language)
     updates = num_updates(state)
     (model,), cfg, task = checkpoint_utils.load_model_ensemble_and_task([str(checkpoint)], state=state)
     device = torch.device("cuda" if torch.cuda.is_available() and not cpu else "cpu")

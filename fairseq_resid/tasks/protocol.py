@@ -217,8 +217,8 @@ class Task(ABC, Generic[D]):
         Raises: ValueError or OSError naming the missing or mismatched file.
         """
 
-    def task_flags(self, cfg: Any) -> tuple[str, ...]:
-        """Return the flags of fairseq-generate for the fairseq task in a checkpoint's cfg."""
+    def task_flags(self, cfg: Any, data: D) -> tuple[str, ...]:
+        """Return the flags of fairseq-generate that read a data folder with the fairseq task in a checkpoint's cfg."""
         return ("--task", self.folder.task)
 
     def with_tokenizer(self, run: Run, results: Results, tokenize: str, data: Path | None) -> Results:

@@ -208,7 +208,7 @@ class Translation(Task[Corpus]):
     kept_files = ("*.nll", "*.averaged.hyp", "*.averaged.bleu", "*.epochs*.hyp", "*.epochs*.bleu")
 
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> Corpus:
-        corpus = Corpus.read(path, direction_of(state))
+        corpus = Corpus.read(path, direction_of(state, run.last, path))
         text_folder.check(corpus.path)
         sides = (corpus.source, "encoder"), (corpus.target, "decoder")
         embeddings = {f"dict.{language}.txt": f"{stack}.embed_tokens.weight" for language, stack in sides}
@@ -233,15 +233,13 @@ class Translation(Task[Corpus]):
         )
         return corpus
 
-    def task_flags(self, cfg: Any) -> tuple[str, ...]:
-        return (*super().task_flags(cfg), *decoding.translation_flags(cfg))
+    def task_flags(self, cfg: Any, data: Corpus) -> tuple[str, ...]:
+        return (*super().task_flags(cfg, data), *decoding.translation_flags(cfg, data))
 
     def nll(self, job: ScoringJob[Corpus], model: ScoredModel) -> float:
         return likelihood.mean(reference_nll(job, model))
 
     def score(self, job: ScoringJob[Corpus], results: Results, lock: int) -> tuple[Results, list[str]]:
-        if job.settings.tokenize:
-            job = replace(job, data=replace(job.data, tokenize=job.settings.tokenize))
         corpus, references = job.data, job.data.references(job.subset)
         best, blank = perfect(references, corpus.tokenize), corpus.blank_lines(job.subset)
         is_published = not published.differences(job)

@@ -355,6 +355,8 @@ def test_evaluation_as_published_is_labelled(
     told = json.loads((trained[1] / "results.json").read_text())
     assert told["scores"]["averaged"]["as published"]["score"] == told["bleu"]["averaged"]
     assert "BLEU as published averaged" in (out := capsys.readouterr().out) and "published: 41.02 (Wu" in out
+    assert evaluated(trained[1], *flags, "--tokenize", "intl") == 2
+    assert "--tokenize intl, not none" in capsys.readouterr().err
 
 
 def _as_released(read: Any) -> Any:

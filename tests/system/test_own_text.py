@@ -9,6 +9,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -80,9 +81,15 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = command(folder, *train)
         assert done.returncode == 0, done.stderr[-2000:]
         (folder / run / "train.log").write_text(done.stdout + done.stderr)
+        write_command(folder / run, flags)
     resid(folder, "evaluate", "forward", "--last", "2", "--cpu", *SEARCH)
     resid(folder, "evaluate", "reverse", "--last", "2", "--cpu", "--subset", "valid", *SEARCH)
     return folder
+
+
+def write_command(run: Path, flags: list[str]) -> None:
+    """Write the record of a run that was trained with these flags."""
+    (run / "run.json").write_text(json.dumps({"command": ["fairseq-train", "data", *flags], "finished": True}))
 
 
 def lines_of(file: Path) -> list[str]:
@@ -109,7 +116,7 @@ def results(folder: Path, run: str, subset: str) -> dict[str, object]:
     ("run", "source", "target", "tokenize", "blank"),
     [("forward", "en", "zh", "zh", [EMPTY, ZERO_WIDTH]), ("reverse", "zh", "en", "13a", [SPACE])],
 )
-def test_scores_equal_those_of_fairseq_generate_and_sacrebleu_in_the_runs_direction(
+def test_scores_equal_those_of_fairseq_generate_and_sacrebleu(
     own: Path, run: str, source: str, target: str, tokenize: str, blank: list[int]
 ) -> None:
     flags = ("--max-source-positions", "2048") if run == "forward" else ()
@@ -139,8 +146,26 @@ def test_results_of_a_version_that_ignored_the_direction_are_refused(own: Path, 
     run.mkdir()
     old = {key: value for key, value in results(own, "reverse", "valid").items() if key not in ("source", "target")}
     (run / "results.json").write_text(json.dumps(old | {"subset": "test"}))
-    (run / "run.json").write_text(json.dumps({"command": ["fairseq-train", "data", "-s", "zh"], "finished": True}))
-    assert f"ignored -s; run fairseq-resid evaluate {run} again" in refused(own, "table", run)
+    write_command(run, ["-s", "zh", "-t", "en"])
+    assert f"ignored -s zh -t en; run fairseq-resid evaluate {run} again" in refused(own, "table", run)
+    write_command(run, ["-s", "en", "-t", "zh"])  # the direction that was scored
+    assert "tok:13a" in resid(own, "table", run)
+
+
+def test_data_prepared_for_the_other_direction_is_translated_in_that_of_the_run(own: Path) -> None:
+    shutil.copytree(own / "forward", own / "copy", ignore=shutil.ignore_patterns("decode", "results*"))
+    texts = [word for split in ("train", "valid", "test") for word in (f"--{split}", split)]
+    languages = ("--source", "zh", "--target", "en", "--vocab-from", "data")
+    resid(own, "prepare", "custom", "--name", "colours", *languages, *texts, "--out", "swapped", "--workers", "1")
+    flags = ("--last", "2", "--cpu", "--subset", "valid", "--data", "swapped", *SEARCH)
+    resid(own, "evaluate", "copy", *flags)
+    found, expected = results(own, "copy", "valid"), results(own, "forward", "valid")
+    assert found["corpus"] == "colours en-zh"
+    for name in ("bleu", "scores"):  # translations and NLL
+        assert found[name] == expected[name]
+    text = "old red house\n"
+    forward = resid(own, "translate", "forward", "--cpu", text=text)
+    assert forward == resid(own, "translate", "forward", "--cpu", "--data", "swapped", text=text)
 
 
 def test_translate_returns_an_empty_line_for_every_blank_line(own: Path) -> None:
@@ -158,6 +183,10 @@ def test_exports_keep_direction_and_blank_lines(own: Path, engine: str, tmp_path
     assert re.search("red|green", found[0]) and found[1:] == ["", ""]
     score = results(own, "reverse", "valid")["bleu"]["last"]  # type: ignore[index]
     assert f"BLEU {score:.2f}  " in resid(own, "evaluate", out, "--subset", "valid", *SEARCH)
+    record = json.loads((out / "export.json").read_text())
+    record["text"] |= {"source": "en", "target": "zh"}  # as version 1.0.0 wrote it
+    (out / "export.json").write_text(json.dumps(record))
+    assert f"{out}: written by an earlier version" in refused(own, "evaluate", out, "--subset", "valid")
 
 
 def test_too_long_line_is_named_before_decoding(own: Path) -> None:

@@ -75,9 +75,12 @@ def judge(name: str, trips: Mapping[str, RoundTrip], normalizer: str, sampled: b
         best = trip.bleu if trip.perfect >= 100 else 100 * trip.exact / trip.of
         if best >= WARNED or trip.exact == trip.of:
             continue
-        lost = f"{trip.of - trip.exact:,} of its {trip.of:,} lines: {why(trip, normalizer)}"
-        why_low = f"the best possible BLEU on the {split} text is {trip.bleu:.2f}, because subwords cannot reproduce"
-        message = f"{why_low if trip.perfect >= 100 else f'{split} text: subwords cannot reproduce'} {lost}"
+        message = (
+            f"subwords cannot reproduce {trip.of - trip.exact:,} of the {trip.of:,} lines of the {split} text: "
+            f"{why(trip, normalizer)}"
+        )
+        if trip.perfect >= 100:
+            message = f"the best possible BLEU on the {split} text is {trip.bleu:.2f}, because {message}"
         if best < REFUSED and not (sampled or accepted):
             raise ValueError(f"{name}: {message} (use --allow-low-ceiling to accept this)")
         say(f"warning: {message}")

@@ -18,7 +18,7 @@ from ...cli.progress import Progress
 from ...files import open_any_size, read_bytes, read_lines
 from . import binarise, ceiling, clean, repeats, shards, sources, subwords, tokenise
 from . import folder as data_folder
-from .bleu import default_tokenizer
+from .bleu import default_tokenizer, metric
 from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
 from .forms import TOKENISED, TextForm
 from .manifest import TextManifest
@@ -189,6 +189,8 @@ def run(job: Job, work: Path) -> Path:
     steps = Steps(work, [step for step in declared if not unused.get(step.name)])
     extracted = steps.run("extract", Extracted, lambda folder: extract(job, folder))
     refuse_other_text(job, extracted.result)  # even if an earlier run accepted it
+    form_of_target = forms(job, extracted.result)[manifest.target]
+    metric(bleu_tokenize(manifest, form_of_target))  # names a missing package before hours of work
     tokenised = steps.run("tokenise", Kept, lambda folder: tokenise_text(job, extracted, folder))
     training = tokenised
     if manifest.deduplicate:
@@ -198,7 +200,6 @@ def run(job: Job, work: Path) -> Path:
     else:
         learned = steps.run("learn", Learned, lambda folder: learn(job, training, folder))
         model = learned.folder / FILES[manifest.subwords]
-    form_of_target = forms(job, extracted.result)[manifest.target]
     encoded = steps.run(
         "encode", Encoded, lambda folder: encode(job, form_of_target, tokenised, training, model, folder)
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...cli import children
 from ...cli.progress import Progress
+from ...data.text.folder import Corpus
 from ...fairseq_patches.dictionaries import FLAG, is_allowed
 from ...files import create, read_lines
 from ...runs.settings import DECODING
@@ -34,15 +35,16 @@ def search_settings(settings: Mapping[str, str]) -> dict[str, int | float]:
     }
 
 
-def translation_flags(cfg: Any) -> tuple[str, ...]:
+def translation_flags(cfg: Any, corpus: Corpus) -> tuple[str, ...]:
     """Return the flags that give fairseq-generate the translation task of training; cfg: of the checkpoint.
 
     Without them, fairseq would infer the direction from the names of the files, and would use its own defaults.
     """
     task = setting(cfg, "task")
-    options = {"source_lang": None, "target_lang": None, "max_source_positions": 1024, "max_target_positions": 1024}
-    found = {name: setting(task, name) for name in options}
-    given = [(name, str(value)) for name, value in found.items() if value not in (None, options[name])]
+    is_reverse = f"{corpus.source}-{corpus.target}" != corpus.pair
+    given = [("source_lang", corpus.source), ("target_lang", corpus.target)] if is_reverse else []
+    found = {name: setting(task, name) for name in ("max_source_positions", "max_target_positions")}
+    given += [(name, str(value)) for name, value in found.items() if value not in (None, 1024)]
     # fairseq turns a default of True off, and a default of False on, by naming the flag.
     switches = {"left_pad_source": True, "left_pad_target": False, "truncate_source": False}
     changed = [(name,) for name, default in switches.items() if setting(task, name) not in (None, default)]

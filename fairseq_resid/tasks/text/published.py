@@ -21,6 +21,7 @@ class Publication:
     average: str
     count: int
     source: str
+    tokenize: str = "none"  # the text is tokenised
 
 
 # The publications, by corpus name. The data of each can be prepared with `--profile published`.
@@ -49,6 +50,8 @@ def differences(job: ScoringJob[Corpus]) -> list[str]:
         for name, value in known.decoding.items()
         if float(job.settings.decoding[name]) != float(value)
     ]
+    if corpus.tokenize != known.tokenize:
+        found.append(f"--tokenize {corpus.tokenize}, not {known.tokenize}")
     numbered, averaged = job.run.numbered("epoch"), job.averages["averaged"]
     if averaged != numbered[-known.count :]:
         found.append(f"{len(averaged)} checkpoints averaged instead of those of the last {known.count} epochs")
