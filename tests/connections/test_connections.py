@@ -338,6 +338,29 @@ def test_place_with_wrong_numbers_is_refused(field):
             Place(C, **{field: value})
 
 
+DEPTHS = {"encoder": 3, "decoder": 2}
+
+
+@each
+def test_place_outside_its_depths_is_refused_or_does_not_matter(name: str) -> None:
+    def build_at(place: Place) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        return connections.build(name, place).state_dict()
+
+    try:
+        expected = build_at(Place(C))
+    except ValueError:
+        with pytest.raises(connections.InvalidOption) as error:
+            connections.build(name, Place(C, "stage1", depths=DEPTHS))
+        assert str(error.value) == "stack='stage1': must be one of depths: encoder, decoder"
+        with pytest.raises(connections.InvalidOption) as error:
+            connections.build(name, Place(C, "decoder", layer=2, depths=DEPTHS))
+        assert str(error.value) == "layer=2: must be < 2, the layers of decoder in depths"
+    else:
+        for place in (Place(C, "stage1", depths=DEPTHS), Place(C, "decoder", layer=2, depths=DEPTHS)):
+            torch.testing.assert_close(build_at(place), expected, rtol=0, atol=0)
+
+
 WRONG_SHAPES = [
     ((4, 2, C + 1), (4, 2, C), "state [4, 2, 9]: must "),
     ((4, 2, C + 1), (4, 2, C + 1), "f_out [4, 2, 9]: must be (..., 8), as wide as the connection"),
