@@ -51,6 +51,10 @@ class FractionOptions(HyperOptions):
 
     hyper_streams: int = option(2, "number m of fractions, a divisor of the width", least=1, most=32, example=4)
 
+    def check_width(self, dim: int) -> None:
+        if dim % self.hyper_streams:
+            raise InvalidOption("hyper_streams", self.hyper_streams, f"must divide the {dim} channels")
+
 
 @dataclass(frozen=True)
 class ManifoldOptions(StreamsOptions):
@@ -210,8 +214,7 @@ class FractionalConnection(HyperConnection):
     enter = ResidualConnection.enter
 
     def __init__(self, place: Place, options: FractionOptions, *rest: Any) -> None:
-        if place.dim % options.hyper_streams:
-            raise InvalidOption("hyper_streams", options.hyper_streams, f"must divide the {place.dim} channels")
+        options.check_width(place.dim)
         super().__init__(place, options, *rest)
 
 

@@ -31,6 +31,7 @@ from .classifier import (
     refuse_structure_without_sites,
     register_architectures,
 )
+from .structures import check_widths
 from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
@@ -190,6 +191,7 @@ class ResidualNetwork(ImageClassifier):
             raise UserError(
                 f"--stage-channels {args.stage_channels}: must be multiples of {EXPANSION} with bottlenecks"
             )
+        check_widths(args, numbers["stage_channels"])
         if not 1 <= args.block_layers <= MOST_LAYERS:
             raise UserError(f"--block-layers {args.block_layers}: must be an integer from 1 to {MOST_LAYERS}")
 

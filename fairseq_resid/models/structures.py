@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
 from .. import connections
@@ -98,6 +98,16 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
     args.residual, args.norm, args.residual_backend = residual, norm, backend
     vars(args).update(options.values())
     return options
+
+
+def check_widths(args: argparse.Namespace, widths: Iterable[int]) -> None:
+    """Raise UserError if an option of the resolved structure does not fit one of the model's widths."""
+    options = connections.resolve(args.residual, options_of(args))
+    try:
+        for width in widths:
+            options.check_width(width)
+    except connections.InvalidOption as error:
+        raise UserError(error.flags) from None
 
 
 def options_of(cfg: Any) -> dict[str, Any]:

@@ -290,6 +290,7 @@ def test_network_runs_under_torchscript(arch: str, residual: str) -> None:
         ({"block_layers": 0}, "--block-layers 0: must be an integer from 1 to 100"),
         ({"block_layers": 10**9}, "--block-layers 1000000000: must be an integer from 1 to 100"),
         ({"norm": "group"}, "--norm group: choose one of layer, rms, scale, dyt, derf, batch"),
+        ({"residual": "frac", "hyper_streams": 5}, "--hyper-streams 5: must divide the 16 channels"),
         ({"residual": "admin"}, "--residual admin: .* use --admin-start closed"),
         ({"norm": "batch", "residual_backend": "triton", "residual": "rskip_ln"}, "--residual-backend triton: "),
     ],
@@ -309,6 +310,7 @@ def test_bad_network_shapes_are_refused(flags: dict[str, Any], message: str) -> 
             "--residual sas: not supported, because the architecture has no shortcuts",
         ),
         ("rir_fc", {"hidden_width": 0}, "--hidden-width 0: must be an integer from 1 to 65536"),
+        ("rir_resnet_fc", {"residual": "frac", "hyper_streams": 3}, "--hyper-streams 3: must divide the 256 channels"),
         ("rir_fc", {"hidden_blocks": 10**9}, "--hidden-blocks 1000000000: must be an integer from 1 to 1000"),
         ("preact_resnet164", {"block_layers": 5}, "--block-layers 5: a bottleneck always has three convolutions"),
         (

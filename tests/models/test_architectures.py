@@ -214,6 +214,11 @@ def test_options_are_resolved_and_written(given, written):
         ("transformer_resid_tiny", {"dropout": float("nan")}, "--dropout nan: must be a number from 0 to 1"),
         ("transformer_resid_tiny", {"residual": "nonsense"}, "--residual nonsense"),
         ("transformer_resid_tiny", {"wskip_init": 2.0}, "--wskip-init 2.0"),
+        (
+            "transformer_resid_tiny",
+            {"residual": "frac", "hyper_streams": 5},
+            "--hyper-streams 5: must divide the 64 channels",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_loading_the_data(arch, given, text):
