@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import connections
@@ -100,8 +101,17 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
     return options
 
 
+def is_new(args: argparse.Namespace) -> bool:
+    """Return whether flags describe a new model, rather than that of a checkpoint or a run that is resumed."""
+    folder = getattr(args, "save_dir", None)  # fairseq has this flag only in training
+    is_resumed = folder is not None and any(Path(folder).glob("checkpoint*.pt"))
+    return not hasattr(args, "_name") and not is_resumed  # the config of a checkpoint has _name
+
+
 def check_widths(args: argparse.Namespace, widths: Iterable[int]) -> None:
-    """Raise UserError if an option of the resolved structure does not fit one of the model's widths."""
+    """Raise UserError if an option of a new model's resolved structure does not fit one of the model's widths."""
+    if not is_new(args):
+        return
     options = connections.resolve(args.residual, options_of(args))
     try:
         for width in widths:

@@ -291,6 +291,7 @@ def test_network_runs_under_torchscript(arch: str, residual: str) -> None:
         ({"block_layers": 10**9}, "--block-layers 1000000000: must be an integer from 1 to 100"),
         ({"norm": "group"}, "--norm group: choose one of layer, rms, scale, dyt, derf, batch"),
         ({"residual": "frac", "hyper_streams": 5}, "--hyper-streams 5: must divide the 16 channels"),
+        ({"residual": "laurel", "laurel_rank": 17}, "--laurel-rank 17: must be <= 16, the number of channels"),
         ({"residual": "admin"}, "--residual admin: .* use --admin-start closed"),
         ({"norm": "batch", "residual_backend": "triton", "residual": "rskip_ln"}, "--residual-backend triton: "),
     ],

@@ -216,6 +216,11 @@ def test_options_are_resolved_and_written(given, written):
         ("transformer_resid_tiny", {"wskip_init": 2.0}, "--wskip-init 2.0"),
         (
             "transformer_resid_tiny",
+            {"residual": "laurel", "laurel_rank": 65},
+            "--laurel-rank 65: must be <= 64, the number of channels",
+        ),
+        (
+            "transformer_resid_tiny",
             {"residual": "frac", "hyper_streams": 5},
             "--hyper-streams 5: must divide the 64 channels",
         ),
