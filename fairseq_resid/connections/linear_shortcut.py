@@ -35,6 +35,7 @@ register(
     Structure(
         OptionalNorm,
         LinearShortcut,
+        has_norm=OptionalNorm.has_norm,
         formula="Wx + b + F",
         source="He 2016b",
         family="Scaling",

@@ -41,6 +41,7 @@ class Structure:
     use_when: one or two sentences for the gallery, docs/structures.md
     options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
     has_kernel: whether `combine_fused` supports these options
+    has_norm: whether a site or its stream has a norm with these options; without it, --norm only changes the final norm
     final_norm: default of --final-norm: whether a stack ends with a norm in the source paper; None if the stream
     contains a norm, so that the flag does not apply
     needs_every_layer: whether LayerDrop is unsupported with these options
@@ -53,6 +54,7 @@ class Structure:
     connection: type[ResidualConnection]
     stream: type[ResidualStream] = ResidualStream
     has_kernel: Callable[[Any], bool] = for_no_options
+    has_norm: Callable[[Any], bool] = for_all_options
     final_norm: bool | None = False
     needs_every_layer: Callable[[Any], bool] = for_no_options
     is_profiled: Callable[[Any], bool] = for_no_options
@@ -166,9 +168,11 @@ def _function_flags(cfg: Any) -> dict[str, Any]:
         return {}
     residual = canonical(name)
     known = options(residual)
-    values = resolve(residual, {option: getattr(cfg, option, None) for option in known}).values()
-    chosen = {"residual": residual, "norm": getattr(cfg, "norm", None) or "layer"}
-    chosen |= {option: value for option, value in values.items() if not known[option].is_initial}
+    resolved = resolve(residual, {option: getattr(cfg, option, None) for option in known})
+    chosen = {"residual": residual}
+    if uses_norm(residual, resolved, getattr(cfg, "final_norm", None) == "layer"):
+        chosen["norm"] = getattr(cfg, "norm", None) or "layer"
+    chosen |= {option: value for option, value in resolved.values().items() if not known[option].is_initial}
     return {flag(option): value for option, value in chosen.items()}
 
 
@@ -186,6 +190,11 @@ def resolve_final_norm(name: str, given: str | None) -> bool:
     if given not in FINAL_NORMS:
         raise InvalidOption("final_norm", given, f"choose one of {', '.join(FINAL_NORMS)}")
     return given == "layer"
+
+
+def uses_norm(name: str, chosen: Options, final_norm: bool) -> bool:
+    """Return whether the norm of the place has an effect on a structure with these options."""
+    return final_norm or structure(name).has_norm(chosen)
 
 
 def check_backend(name: str, chosen: Options, backend: str) -> None:

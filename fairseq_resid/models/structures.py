@@ -108,6 +108,13 @@ def is_new(args: argparse.Namespace) -> bool:
     return not hasattr(args, "_name") and not is_resumed  # the config of a checkpoint has _name
 
 
+def check_norm(args: argparse.Namespace, final_norm: bool) -> None:
+    """Raise UserError if --norm has no effect on a new model with the resolved structure."""
+    options = connections.resolve(args.residual, options_of(args))
+    if args.norm != "layer" and is_new(args) and not connections.uses_norm(args.residual, options, final_norm):
+        raise UserError(f"--norm {args.norm}: --residual {args.residual} has no norm with these options; omit --norm")
+
+
 def check_widths(args: argparse.Namespace, widths: Iterable[int]) -> None:
     """Raise UserError if an option of a new model's resolved structure does not fit one of the model's widths."""
     if not is_new(args):

@@ -40,6 +40,18 @@ def test_resuming_as_another_structure_is_an_error(before: str, now: str, train:
     assert last.read_bytes() == content
 
 
+def test_norm_without_effect_is_ignored_when_a_run_resumes(train: Command, tmp_path: Path) -> None:
+    """Version 1.0.0 accepted --norm for structures without a norm."""
+    train(tmp_path, "--residual", "xskip")
+    last = tmp_path / "checkpoint_last.pt"
+    state = torch.load(last, weights_only=False)
+    state["cfg"]["model"].norm = "rms"
+    torch.save(state, last)
+    for updates, flags in ((6, ["--norm", "rms"]), (8, [])):
+        resumed = train(tmp_path, "--residual", "xskip", *flags, "--max-update", updates)
+        assert "Loaded checkpoint" in resumed.output and WARNING not in resumed.output
+
+
 def test_options_that_set_initial_values_may_differ(train: Command, tmp_path: Path) -> None:
     """Checkpoints from before a default changed can be resumed."""
     train(tmp_path, "--residual", "sas", "--sas-alpha-bias", 0, "--sas-beta-bias", 0)
