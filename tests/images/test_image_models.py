@@ -18,7 +18,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import nn
 
 from fairseq_resid import connections
-from fairseq_resid.connections import sites
+from fairseq_resid.connections import own_names, sites
 from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.models.classifier import NORMS, allowed_structures
 from fairseq_resid.models.fully_connected import ARCHITECTURES as FULLY_CONNECTED
@@ -253,6 +253,22 @@ def test_fully_connected_network_equals_its_formula(arch: str) -> None:
     torch.testing.assert_close(model(x), model.classify(h))
     assert len(sites(model)) == (0 if FULLY_CONNECTED[arch].get("no_shortcut") else 2)
     assert torch.allclose(torch.jit.script(model)(x), model(x), atol=1e-5)
+
+
+def test_page_names_structures_that_lose_the_norm_of_the_sum_where_the_shape_changes() -> None:
+    lost = set()
+    for name in own_names():
+        if name in allowed_structures():
+            flags = {"admin_start": "closed"} if name == "admin" else {}
+            model = build("preact_resnet20", stage_blocks="1,2,1", stage_channels="8,16,16", residual=name, **flags)
+            used = [site.described["residual"] for site in sites(model).values()]
+            assert used in ([name] * 4, [name, "xskip", name, "xskip"])
+            kept = [sites(model)[place] for place in ("stage1.0.conv", "stage2.1.conv")]
+            is_normed = any(site(*50 * torch.randn(2, 1, 4, 4, site.dim)).std() < 2 for site in kept)
+            lost |= {name} if is_normed and used[1] != name else set()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
+    found = re.search(r"\*\*Where the shape changes(.+?) In ([^.]*), these two blocks", " ".join(page.split()))
+    assert found and set(re.findall(r"`(\w+)`", found[2])) == lost
 
 
 @pytest.mark.parametrize("name", allowed_structures())
