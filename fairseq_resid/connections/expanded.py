@@ -94,6 +94,7 @@ register(
         ExpandedNormOptions,
         ExpandedSkipLayerNorm,
         has_kernel=for_all_options,
+        same_as=lambda options: "post_ln" if options.skip_lambda == options.branch_scale == 1 else None,
         folds=fold,
         formula="LN(λx + μF)",
         source="Liu 2020 (rSkip)",

@@ -59,11 +59,33 @@ def test_options_that_set_initial_values_may_differ(train: Command, tmp_path: Pa
     assert "Loaded checkpoint" in resumed.output and WARNING not in resumed.output
 
 
-@pytest.mark.parametrize(("residual", "warns"), [("post_ln", False), ("deep_norm", True)])
+SAME_AS_POST_LN = [
+    {"residual": "rskip_ln", "skip_lambda": 1},
+    {"residual": "xskip_ln", "skip_lambda": 1},
+    {"residual": "mix_ln", "post_share": 1, "final_norm": "none"},
+]
+
+
+@pytest.mark.parametrize("given", SAME_AS_POST_LN, ids=str)
+def test_options_that_give_post_ln_are_no_difference(given: dict[str, Any]) -> None:
+    plain, same = build(residual="post_ln"), build(**given)
+    same.load_state_dict(copied(plain))
+    assert torch.equal(logits(same), logits(plain))
+    assert plain.differences(same.cfg, resumes=False) is same.differences(plain.cfg, resumes=False) is None
+    for other in ({"residual": "xskip_ln"}, {"residual": "post_ln", "norm": "rms"}, {"residual": "deep_norm"}):
+        assert same.differences(build(**other).cfg, resumes=False)
+    two = build(residual="xskip_ln", skip_lambda=2)
+    one = build(residual="xskip_ln", skip_lambda=1)
+    assert one.differences(two.cfg, resumes=True) == ("--skip-lambda 2.0", "--skip-lambda 1.0")
+
+
+@pytest.mark.parametrize(
+    ("residual", "warns"), [("post_ln", False), ("rskip_ln --skip-lambda 1", False), ("deep_norm", True)]
+)
 def test_weights_of_a_stock_checkpoint_start_a_run(
     residual: str, warns: bool, stock_checkpoint: Path, train: Command, tmp_path: Path
 ) -> None:
-    tuned = train(tmp_path, "--residual", residual, "--finetune-from-model", stock_checkpoint)
+    tuned = train(tmp_path, "--residual", *residual.split(), "--finetune-from-model", stock_checkpoint)
     warning = f"{stock_checkpoint}: trained with --residual post_ln; {WARNING} --residual deep_norm"
     assert (warning in tuned.output) == warns and (WARNING in tuned.output) == warns
 
