@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fairseq_resid import connections
 from fairseq_resid.connections import Place, attention, dense, dlcl
 from support import structures
-from support.stacks import C, branch, moved_stack, places, whole
+from support.stacks import C, Stack, branch, move, moved_stack, places, whole
 from support.structures import each, each_variant, spec
 
 STACKS = [(name, options) for name in structures.NAMES if spec(name).stack for options in spec(name).examples]
@@ -161,6 +161,19 @@ def test_width_is_refused_or_gives_the_site_of_every_place(name: str, options: d
         return
     for place in places("decoder", {"encoder": 2, "decoder": 3}):
         torch.testing.assert_close(start(place), expected, rtol=0, atol=0)
+
+
+@each_variant
+def test_stack_without_layers_equals_the_end_of_the_first_state(name: str, options: dict[str, Any]) -> None:
+    """LayerDrop may drop all layers, whose sites would have widened the state."""
+    if connections.needs_every_layer(name, connections.resolve(name, options)):
+        pytest.skip("LayerDrop is refused")
+    x = torch.randn(5, 2, C, dtype=torch.float64)
+    for norm in connections.NORMS.values():
+        torch.manual_seed(1)
+        made = move(Stack(name, "encoder", {"encoder": 2}, norm=norm, **options)).double()
+        if made.end is not None:
+            torch.testing.assert_close(made.end(x), made.end(made.sites[0].enter(x)), rtol=1e-12, atol=1e-12)
 
 
 @each
