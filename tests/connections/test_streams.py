@@ -193,6 +193,7 @@ def test_final_norm_follows_flag_or_source(name: str) -> None:
     assert (bare is None) == (connections.structure(name).stream is connections.ResidualStream) and not (
         bare and list(bare.parameters())
     )
-    made, x = connections.build_stream(name, end, True), torch.randn(3, C)
+    x = nn.functional.rms_norm(torch.randn(3, C), [C])  # embedding_shortcut normalises it first
+    made = connections.build_stream(name, end, True)
     assert made is not None and list(made.state_dict()) == ["weight", "bias"]
     torch.testing.assert_close(made(x), nn.functional.layer_norm(x, (C,)))
