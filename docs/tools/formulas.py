@@ -16,6 +16,7 @@ COMMANDS = {
     "ω": r"\omega", "Σ": r"\sum", "Π": r"\prod", "√": r"\sqrt", "⊙": r"\odot", "·": r"\cdot", "×": r"\times", "−": "-",
     "..": r"\dots", "≤": r"\le", "≥": r"\ge", "∈": r"\in", "LN": r"\mathrm{LN}", "dropout": r"\mathrm{dropout}",
     "softmax": r"\mathrm{softmax}", "tanh": r"\tanh", "exp": r"\exp", "SiLU": r"\mathrm{SiLU}",
+    "ReLU": r"\mathrm{ReLU}",
 }  # fmt: skip
 FUNCTIONS = {name for name in COMMANDS if name.isascii() and name.isalpha()}
 DIGITS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")

@@ -41,9 +41,9 @@ Choose a structure with `--residual NAME` in fairseq, or with `connections.build
 becomes `skip_lambda`. `--final-norm layer` ends both stacks with a norm, and `--final-norm none` without one. The
 default follows the structure's source. Passing an option that the structure does not have is an error.
 
-`--norm` replaces LN at every site and at the end of both stacks, for every structure. In PyTorch, set the `norm` of a
-place: `connections.build("pre_ln", Place(512, norm=NORMS["rms"]))`. The norm of the embeddings
-(`--layernorm-embedding`) stays LN.
+`--norm` replaces LN at every site and at the end of both stacks. For a structure without a norm, it is an error. In
+PyTorch, set the `norm` of a place: `connections.build("pre_ln", Place(512, norm=NORMS["rms"]))`. The norm of the
+embeddings (`--layernorm-embedding`) stays LN.
 
 | `--norm` | formula | source |
 |---|---|---|

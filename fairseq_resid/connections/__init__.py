@@ -40,6 +40,7 @@ from .registry import (
     resolve,
     resolve_final_norm,
     structure,
+    uses_norm,
 )
 from .stream import ResidualStream
 
@@ -79,6 +80,7 @@ __all__ = [
     "resolve_final_norm",
     "sites",
     "structure",
+    "uses_norm",
 ]
 
 ENTRY_POINTS = "fairseq_resid.structures"  # group of the entry points with which other packages register structures

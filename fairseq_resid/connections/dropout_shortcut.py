@@ -32,6 +32,7 @@ register(
     Structure(
         OptionalNorm,
         DropoutShortcut,
+        has_norm=OptionalNorm.has_norm,
         formula="dropout(x, 0.5) + F",
         source="He 2016b",
         family="Scaling",

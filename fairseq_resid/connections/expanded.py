@@ -13,7 +13,7 @@ from .base import ResidualConnection
 from .folding import Fold, affine
 from .options import Options, option
 from .place import Place
-from .registry import Structure, for_all_options, register
+from .registry import Structure, for_all_options, for_no_options, register
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ register(
     Structure(
         ExpandedOptions,
         ExpandedSkip,
+        has_norm=for_no_options,
         formula="λx + μF",
         source="Liu 2020 (rSkip); He 2016b",
         family="Scaling",
@@ -93,6 +94,7 @@ register(
         ExpandedNormOptions,
         ExpandedSkipLayerNorm,
         has_kernel=for_all_options,
+        same_as=lambda options: "post_ln" if options.skip_lambda == options.branch_scale == 1 else None,
         folds=fold,
         formula="LN(λx + μF)",
         source="Liu 2020 (rSkip)",

@@ -105,6 +105,7 @@ register(
     Structure(
         HighwayOptions,
         Highway,
+        has_norm=HighwayOptions.has_norm,
         formula="(1−t)x + tF, t = σ(xW + b), or a gate of x and F",
         source="Srivastava 2015",
         family="Gates",
@@ -117,6 +118,7 @@ register(
     Structure(
         GateOptions,
         ShortcutGate,
+        has_norm=GateOptions.has_norm,
         formula="(1−g)x + F, g = σ(xW + b)",
         source="He 2016b",
         family="Gates",

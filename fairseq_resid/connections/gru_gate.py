@@ -67,7 +67,7 @@ register(
         GruOptions,
         GruGate,
         final_norm=True,
-        formula="(1−z)x + z tanh(WF + U(r ⊙ x)), gates r and z from x and F, F from f(LN(x))",
+        formula="(1−z)x + z tanh(W ReLU(F) + U(r ⊙ x)), gates r and z from x and ReLU(F), F from f(LN(x))",
         source="Parisotto 2019",
         family="Gates",
         use_when="Models that are hard to train. The gate adds six C × C matrices to every site.",

@@ -51,6 +51,10 @@ class FractionOptions(HyperOptions):
 
     hyper_streams: int = option(2, "number m of fractions, a divisor of the width", least=1, most=32, example=4)
 
+    def check_width(self, dim: int) -> None:
+        if dim % self.hyper_streams:
+            raise InvalidOption("hyper_streams", self.hyper_streams, f"must divide the {dim} channels")
+
 
 @dataclass(frozen=True)
 class ManifoldOptions(StreamsOptions):
@@ -210,8 +214,7 @@ class FractionalConnection(HyperConnection):
     enter = ResidualConnection.enter
 
     def __init__(self, place: Place, options: FractionOptions, *rest: Any) -> None:
-        if place.dim % options.hyper_streams:
-            raise InvalidOption("hyper_streams", options.hyper_streams, f"must divide the {place.dim} channels")
+        options.check_width(place.dim)
         super().__init__(place, options, *rest)
 
 
@@ -309,10 +312,14 @@ class HyperStream(ResidualStream):
 
     def __init__(self, place: Place, options: StreamsOptions, final_norm: bool) -> None:
         super().__init__(place, options, final_norm=True)
-        self.dim = place.dim
+        self.dim, self.streams = place.dim, options.hyper_streams
+
+    def entered(self, state: Tensor) -> Tensor:
+        """Return a state, or the initial state of a stack whose layers were all dropped, which is n copies of x."""
+        return torch.cat([state for _ in range(self.streams)], dim=-1) if state.size(-1) == self.dim else state
 
     def leave(self, state: Tensor) -> Tensor:
-        return state.unflatten(-1, [-1, self.dim]).sum(-2)
+        return self.entered(state).unflatten(-1, [-1, self.dim]).sum(-2)
 
 
 class ManifoldStream(HyperStream):
@@ -332,9 +339,9 @@ class ManifoldStream(HyperStream):
 
     def leave(self, state: Tensor) -> Tensor:
         weight, bias, scale = self.head_weight, self.head_bias, self.head_scale
+        state = self.entered(state)
         streams = state.unflatten(-1, [-1, self.dim])
-        # A state without streams, because all layers were dropped, has no weights.
-        if weight is None or bias is None or scale is None or state.size(-1) != self.width:
+        if weight is None or bias is None or scale is None:
             return streams.sum(-2)
         x = widened(state)
         weights = torch.sigmoid(scale * normed_linear(x, weight.to(x.dtype), self.width) + bias) + self.head_eps

@@ -9,10 +9,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .options import Options, option
+from .options import InvalidOption, Options, option
 from .place import Place
 from .plain import PreLayerNorm
 from .registry import Structure, register
+
+MOST_RANK = 32  # of the map, by default
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,17 @@ class LaurelOptions(Options):
         "rw: weights of shortcut and branch; lr: a low-rank map of the shortcut; both",
         choices=("both", "rw", "lr"),
     )
-    laurel_rank: int = option(32, "rank r of the map; no effect with --laurel-form rw", least=1, most=1024, example=4)
+    laurel_rank: int = option(
+        MOST_RANK,
+        "rank r <= C of the map (32: the smaller of 32 and C); no effect with --laurel-form rw",
+        least=1,
+        most=1024,
+        example=4,
+    )
+
+    def check_width(self, dim: int) -> None:
+        if self.laurel_rank > dim and self.laurel_rank != MOST_RANK:
+            raise InvalidOption("laurel_rank", self.laurel_rank, f"must be <= {dim}, the number of channels")
 
 
 class Laurel(PreLayerNorm):
@@ -44,10 +56,22 @@ class Laurel(PreLayerNorm):
         if options.laurel_form != "lr":
             self.residual_weights = nn.Parameter(torch.zeros(2))
         if options.laurel_form != "rw":
-            rank = options.laurel_rank
+            rank = min(options.laurel_rank, place.dim)
             rows = torch.arange(place.dim) % rank == torch.arange(rank).unsqueeze(1)
             self.down_weight = nn.Parameter(rows / (rank * place.dim) ** 0.5)
             self.up_weight = nn.Parameter(torch.zeros(place.dim, rank))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        """Load a checkpoint, also one from before version 1.1, in which the rank could be larger than C.
+
+        The surplus rows of A and columns of B are 0 and receive no gradient. They are kept, so that the state of the
+        optimizer fits too.
+        """
+        for name, own, dimension in (("down_weight", self.down_weight, 0), ("up_weight", self.up_weight, 1)):
+            theirs = state_dict.get(prefix + name)
+            if own is not None and theirs is not None and theirs.size(dimension) > self.dim:
+                own.data = own.new_zeros(theirs.shape)
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         shortcut = x

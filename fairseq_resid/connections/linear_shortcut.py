@@ -18,7 +18,7 @@ class LinearShortcut(OptionallyNormed):
     """Adds the branch to a linear map of the shortcut.
 
     Formula:  y = xW + b + F, W in R^{C×C} Xavier-uniform, b = 0            Source: He 2016b, 1×1 convolution
-    Dtype:    under autocast y is 16-bit, like any matrix product; the other structures keep an fp32 shortcut
+    Dtype:    that of x; under autocast, xW + b is computed in 16 bits
     """
 
     def __init__(self, place: Place, options: OptionalNorm, *rest: Any) -> None:
@@ -27,7 +27,7 @@ class LinearShortcut(OptionallyNormed):
         self.shortcut_bias = nn.Parameter(torch.zeros(place.dim))
 
     def join(self, x: Tensor, f: Tensor) -> Tensor:
-        return dense_gate(x, self.shortcut_weight, self.shortcut_bias) + f
+        return dense_gate(x, self.shortcut_weight, self.shortcut_bias).to(x.dtype) + f
 
 
 register(
@@ -35,6 +35,7 @@ register(
     Structure(
         OptionalNorm,
         LinearShortcut,
+        has_norm=OptionalNorm.has_norm,
         formula="Wx + b + F",
         source="He 2016b",
         family="Scaling",

@@ -18,6 +18,10 @@ class OptionalNorm(Options):
 
     residual_norm: str = option("none", "norm applied to y", choices=("none", "layer"))
 
+    def has_norm(self) -> bool:
+        """Return whether the structure has a norm."""
+        return self.residual_norm == "layer"
+
 
 class OptionallyNormed(ResidualConnection):
     """A connection that returns y, or LN(y) with --residual-norm layer. A subclass computes y in `join`."""

@@ -142,6 +142,9 @@ class Options:
         for name, known in self.known().items():
             object.__setattr__(self, name, known.checked(getattr(self, name)))
 
+    def check_width(self, dim: int) -> None:
+        """Raise InvalidOption if an option does not fit C = dim channels."""
+
     def values(self) -> dict[str, Any]:
         """Return the value of every option by name, as stored in the config of a checkpoint."""
         return dataclasses.asdict(self)

@@ -46,17 +46,25 @@ class Place:
             object.__setattr__(self, name, number)
 
     def require_depths(self) -> None:
-        """Raise ValueError if `depths` is empty, as it is for a place of which only the width is known."""
+        """Raise ValueError if `depths` is empty, as it is for a place of which only the width is known.
+
+        Raises: InvalidOption, a ValueError, if the stack is not in `depths` or has no such layer.
+        """
         if not self.depths:
             raise ValueError(
                 "Place without depths: the structure depends on the layer or on the model's depth; pass build() a "
                 "Place with depths"
             )
+        if self.stack not in self.depths:
+            raise InvalidOption("stack", self.stack, f"must be one of depths: {', '.join(self.depths)}")
+        layers = self.depths[self.stack]
+        if self.layer >= layers and self.kind != "stream":  # a stream's layer is the number of layers
+            raise InvalidOption("layer", self.layer, f"must be < {layers}, the layers of {self.stack} in depths")
 
     def depth(self, stack: str) -> int:
         """Return the number of layers of a stack; 0 if the model has no such stack.
 
-        Raises: ValueError if `depths` is empty.
+        Raises: ValueError as `require_depths`.
         """
         self.require_depths()
         return self.depths.get(stack, 0)

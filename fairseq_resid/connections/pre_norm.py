@@ -201,6 +201,7 @@ register(
     Structure(
         MixedOptions,
         MixedLayerNorm,
+        same_as=lambda options: "post_ln" if options.post_share == 1 else None,
         final_norm=True,
         formula="`post_ln` in the first layers, `pre_ln` in the others",
         source="Li 2024",

@@ -80,6 +80,7 @@ register(
         RecursiveOptions,
         RecursiveSkipLayerNorm,
         has_kernel=for_all_options,
+        same_as=lambda options: "post_ln" if options.skip_lambda == 1 else None,
         folds=fold,
         formula="y₁ = LN₁(x + F); y_k = LN_k(x + y_{k−1}), k = 2..λ",
         source="Liu 2020 (rSkip)",

@@ -27,6 +27,10 @@ def for_no_options(_: Any) -> bool:
     return False
 
 
+def nothing(_: Any) -> None:
+    """Return None. It is used for a structure that equals another one with none of its options."""
+
+
 def for_all_options(_: Any) -> bool:
     """Return True. It is used for a property that a structure always has, whatever its options."""
     return True
@@ -41,6 +45,8 @@ class Structure:
     use_when: one or two sentences for the gallery, docs/structures.md
     options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
     has_kernel: whether `combine_fused` supports these options
+    same_as: returns the name of a structure without options that is the same function of the same weights, or None
+    has_norm: whether a site or its stream has a norm with these options; without it, --norm only changes the final norm
     final_norm: default of --final-norm: whether a stack ends with a norm in the source paper; None if the stream
     contains a norm, so that the flag does not apply
     needs_every_layer: whether LayerDrop is unsupported with these options
@@ -53,6 +59,8 @@ class Structure:
     connection: type[ResidualConnection]
     stream: type[ResidualStream] = ResidualStream
     has_kernel: Callable[[Any], bool] = for_no_options
+    same_as: Callable[[Any], str | None] = nothing
+    has_norm: Callable[[Any], bool] = for_all_options
     final_norm: bool | None = False
     needs_every_layer: Callable[[Any], bool] = for_no_options
     is_profiled: Callable[[Any], bool] = for_no_options
@@ -147,7 +155,7 @@ def function_differences(one: Any, other: Any) -> tuple[str, str] | None:
     """
     flags = [_function_flags(cfg) for cfg in (one, other)]
     differing = [name for name in flags[0] if name in flags[1] and flags[0][name] != flags[1][name]]
-    if not differing:
+    if not differing or _simplest(one, flags[0]) == _simplest(other, flags[1]):
         return None
     first, second = (" ".join(f"{name} {each[name]}" for name in differing) for each in flags)
     return first, second
@@ -166,10 +174,22 @@ def _function_flags(cfg: Any) -> dict[str, Any]:
         return {}
     residual = canonical(name)
     known = options(residual)
-    values = resolve(residual, {option: getattr(cfg, option, None) for option in known}).values()
-    chosen = {"residual": residual, "norm": getattr(cfg, "norm", None) or "layer"}
-    chosen |= {option: value for option, value in values.items() if not known[option].is_initial}
+    resolved = resolve(residual, {option: getattr(cfg, option, None) for option in known})
+    chosen = {"residual": residual}
+    if uses_norm(residual, resolved, getattr(cfg, "final_norm", None) == "layer"):
+        chosen["norm"] = getattr(cfg, "norm", None) or "layer"
+    chosen |= {option: value for option, value in resolved.values().items() if not known[option].is_initial}
     return {flag(option): value for option, value in chosen.items()}
+
+
+def _simplest(cfg: Any, flags: dict[str, Any]) -> dict[str, Any]:
+    """Return the flags of a model, or those of the structure without options that computes the same (same_as)."""
+    name = flags.get("--residual")
+    if name is None:
+        return flags
+    made = structure(name)
+    same = made.same_as(resolve(name, {option: getattr(cfg, option, None) for option in made.options.known()}))
+    return flags if same is None else {"--residual": same, "--norm": flags["--norm"]}
 
 
 def resolve_final_norm(name: str, given: str | None) -> bool:
@@ -186,6 +206,11 @@ def resolve_final_norm(name: str, given: str | None) -> bool:
     if given not in FINAL_NORMS:
         raise InvalidOption("final_norm", given, f"choose one of {', '.join(FINAL_NORMS)}")
     return given == "layer"
+
+
+def uses_norm(name: str, chosen: Options, final_norm: bool) -> bool:
+    """Return whether the norm of the place has an effect on a structure with these options."""
+    return final_norm or structure(name).has_norm(chosen)
 
 
 def check_backend(name: str, chosen: Options, backend: str) -> None:

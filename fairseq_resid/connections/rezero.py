@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from .base import ResidualConnection
 from .options import Options
 from .place import Place
-from .registry import Structure, register
+from .registry import Structure, for_no_options, register
 
 
 class ReZero(ResidualConnection):
@@ -39,6 +39,7 @@ register(
     Structure(
         Options,
         ReZero,
+        has_norm=for_no_options,
         formula="x + aF, a learned, initially 0, one per layer",
         source="Bachlechner 2020",
         family="Scaling",

@@ -13,7 +13,7 @@ from .. import connections
 from ..connections import Place
 from ..connections.norms import EPS
 from ..fairseq_patches import UserError
-from .structures import Structured, add_flags, options_of, require_namespace, settle
+from .structures import Structured, add_flags, check_norm, options_of, require_namespace, settle
 
 
 class PositionBatchNorm(nn.BatchNorm1d):
@@ -57,6 +57,7 @@ def settle_images(args: argparse.Namespace) -> None:
             f"--residual {args.residual}: its state is wider than C channels; choose one of "
             f"{', '.join(allowed_structures())}"
         )
+    check_norm(args, final_norm=False)
     if connections.profiler(args.residual, options):
         raise UserError(f"--residual {args.residual}: its first pass needs sentences; use --admin-start closed")
 

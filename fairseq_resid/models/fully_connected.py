@@ -26,6 +26,7 @@ from .classifier import (
     refuse_structure_without_sites,
     register_architectures,
 )
+from .structures import check_widths
 from .two_streams import TwoStreamLinear
 
 LIMITS = {"hidden_blocks": 1000, "hidden_width": 65_536, "block_layers": 100}
@@ -87,6 +88,7 @@ class FullyConnectedNetwork(ImageClassifier):
             if not 1 <= getattr(args, name) <= most:
                 flag = "--" + name.replace("_", "-")
                 raise UserError(f"{flag} {getattr(args, name)}: must be an integer from 1 to {most}")
+        check_widths(args, [args.hidden_width])
 
     @staticmethod
     def inputs_of(shape: Sequence[int]) -> int:

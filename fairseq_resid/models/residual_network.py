@@ -31,6 +31,7 @@ from .classifier import (
     refuse_structure_without_sites,
     register_architectures,
 )
+from .structures import check_widths
 from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
@@ -91,8 +92,8 @@ class Block(nn.Module):
     Shapes:   (N, in, H, W) -> (N, out, H / stride, W / stride)
     Where the shape changes, and in the first block of the network, the pre-activation comes before both the shortcut
     and the branch. Where the shape changes, the norm of a structure that normalises the branch's input (pre_ln) would
-    have the wrong width, so these blocks use x + F. Without shortcuts (`rir_cnn`, `resnet_init`), a block consists of
-    its branch alone.
+    have the wrong width, so these blocks use x + F, and so do those of b2t. In b2t, keel and mix_ln, they lack the norm
+    of the sum. Without shortcuts (`rir_cnn`, `resnet_init`), a block consists of its branch alone.
     """
 
     def __init__(self, cfg: Any, place: Place, inputs: int, stride: int, is_first: bool) -> None:
@@ -190,6 +191,7 @@ class ResidualNetwork(ImageClassifier):
             raise UserError(
                 f"--stage-channels {args.stage_channels}: must be multiples of {EXPANSION} with bottlenecks"
             )
+        check_widths(args, numbers["stage_channels"])
         if not 1 <= args.block_layers <= MOST_LAYERS:
             raise UserError(f"--block-layers {args.block_layers}: must be an integer from 1 to {MOST_LAYERS}")
 

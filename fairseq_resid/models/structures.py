@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import connections
@@ -98,6 +99,32 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
     args.residual, args.norm, args.residual_backend = residual, norm, backend
     vars(args).update(options.values())
     return options
+
+
+def is_new(args: argparse.Namespace) -> bool:
+    """Return whether flags describe a new model, rather than that of a checkpoint or a run that is resumed."""
+    folder = getattr(args, "save_dir", None)  # fairseq has this flag only in training
+    is_resumed = folder is not None and any(Path(folder).glob("checkpoint*.pt"))
+    return not hasattr(args, "_name") and not is_resumed  # the config of a checkpoint has _name
+
+
+def check_norm(args: argparse.Namespace, final_norm: bool) -> None:
+    """Raise UserError if --norm has no effect on a new model with the resolved structure."""
+    options = connections.resolve(args.residual, options_of(args))
+    if args.norm != "layer" and is_new(args) and not connections.uses_norm(args.residual, options, final_norm):
+        raise UserError(f"--norm {args.norm}: --residual {args.residual} has no norm with these options; omit --norm")
+
+
+def check_widths(args: argparse.Namespace, widths: Iterable[int]) -> None:
+    """Raise UserError if an option of a new model's resolved structure does not fit one of the model's widths."""
+    if not is_new(args):
+        return
+    options = connections.resolve(args.residual, options_of(args))
+    try:
+        for width in widths:
+            options.check_width(width)
+    except connections.InvalidOption as error:
+        raise UserError(error.flags) from None
 
 
 def options_of(cfg: Any) -> dict[str, Any]:

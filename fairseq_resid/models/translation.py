@@ -27,7 +27,7 @@ from ..connections import Place
 from ..fairseq_patches import BETTER_TRANSFORMER_COPIES, UserError
 from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer
 from .profiling import LENGTH, profile, sentences
-from .structures import Structured, add_flags, options_of, require_namespace, settle
+from .structures import Structured, add_flags, check_norm, check_widths, options_of, require_namespace, settle
 
 # Scalings of fairseq's own decoder layer (modules/transformer_layer.py). They belong to another residual structure
 # (NormFormer) and would be silently ignored here.
@@ -81,6 +81,8 @@ def resolve_residual(args: argparse.Namespace) -> None:
         final_norm = connections.resolve_final_norm(residual, getattr(args, "final_norm", None))
     except connections.InvalidOption as error:
         raise UserError(error.flags) from None
+    check_norm(args, final_norm)
+    check_widths(args, (args.encoder_embed_dim, args.decoder_embed_dim))
     if residual in DRAWN_AHEAD:
         connections.build(residual, 1, **options.values())
     if any(flags.values()) and not (residual == "pre_ln" and all(flags.values())):

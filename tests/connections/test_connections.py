@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -338,6 +339,29 @@ def test_place_with_wrong_numbers_is_refused(field):
             Place(C, **{field: value})
 
 
+DEPTHS = {"encoder": 3, "decoder": 2}
+
+
+@each
+def test_place_outside_its_depths_is_refused_or_does_not_matter(name: str) -> None:
+    def build_at(place: Place) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        return connections.build(name, place).state_dict()
+
+    try:
+        expected = build_at(Place(C))
+    except ValueError:
+        with pytest.raises(connections.InvalidOption) as error:
+            connections.build(name, Place(C, "stage1", depths=DEPTHS))
+        assert str(error.value) == "stack='stage1': must be one of depths: encoder, decoder"
+        with pytest.raises(connections.InvalidOption) as error:
+            connections.build(name, Place(C, "decoder", layer=2, depths=DEPTHS))
+        assert str(error.value) == "layer=2: must be < 2, the layers of decoder in depths"
+    else:
+        for place in (Place(C, "stage1", depths=DEPTHS), Place(C, "decoder", layer=2, depths=DEPTHS)):
+            torch.testing.assert_close(build_at(place), expected, rtol=0, atol=0)
+
+
 WRONG_SHAPES = [
     ((4, 2, C + 1), (4, 2, C), "state [4, 2, 9]: must "),
     ((4, 2, C + 1), (4, 2, C + 1), "f_out [4, 2, 9]: must be (..., 8), as wide as the connection"),
@@ -468,11 +492,12 @@ print("trained", len(connections.names()))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@structures.over("name", structures.sites_of(structures.NAMES))
-def test_autocast_accepts_branch_of_another_dtype(name: str, dtype: torch.dtype) -> None:
+@each_site
+def test_autocast_accepts_branch_of_another_dtype(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     """Under autocast the shortcut is fp32 and the branch, the result of a matrix product, is 16-bit."""
-    site = build(name, 16).eval()
+    site = build(name, 16, **options).eval()
     x, f = torch.randn(5, 2, 16), torch.randn(5, 2, 16)
     with torch.autocast("cpu", dtype=dtype):
         y = site(x, f.to(dtype))
-    torch.testing.assert_close(y.float(), site(x, f), rtol=0.05, atol=0.05)
+    assert y.dtype == torch.float32  # the dtype of x
+    torch.testing.assert_close(y, site(x, f), rtol=0.05, atol=0.05)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fairseq_resid import connections
 from fairseq_resid.connections import Place, attention, dense, dlcl
 from support import structures
-from support.stacks import C, branch, moved_stack, places, whole
+from support.stacks import C, Stack, branch, move, moved_stack, places, whole
 from support.structures import each, each_variant, spec
 
 STACKS = [(name, options) for name in structures.NAMES if spec(name).stack for options in spec(name).examples]
@@ -140,7 +140,9 @@ def test_stack_works_under_torchscript_and_autocast(name: str, options: dict[str
     expected = made(x)
     torch.testing.assert_close(torch.jit.script(made)(x), expected)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(made(x).float(), expected, rtol=0.1, atol=0.1)
+        y = made(x)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, expected, rtol=0.1, atol=0.1)
 
 
 @each_variant
@@ -163,6 +165,19 @@ def test_width_is_refused_or_gives_the_site_of_every_place(name: str, options: d
         torch.testing.assert_close(start(place), expected, rtol=0, atol=0)
 
 
+@each_variant
+def test_stack_without_layers_equals_the_end_of_the_first_state(name: str, options: dict[str, Any]) -> None:
+    """LayerDrop may drop all layers, whose sites would have widened the state."""
+    if connections.needs_every_layer(name, connections.resolve(name, options)):
+        pytest.skip("LayerDrop is refused")
+    x = torch.randn(5, 2, C, dtype=torch.float64)
+    for norm in connections.NORMS.values():
+        torch.manual_seed(1)
+        made = move(Stack(name, "encoder", {"encoder": 2}, norm=norm, **options)).double()
+        if made.end is not None:
+            torch.testing.assert_close(made.end(x), made.end(made.sites[0].enter(x)), rtol=1e-12, atol=1e-12)
+
+
 @each
 def test_final_norm_follows_flag_or_source(name: str) -> None:
     source = connections.structure(name).final_norm
@@ -178,6 +193,7 @@ def test_final_norm_follows_flag_or_source(name: str) -> None:
     assert (bare is None) == (connections.structure(name).stream is connections.ResidualStream) and not (
         bare and list(bare.parameters())
     )
-    made, x = connections.build_stream(name, end, True), torch.randn(3, C)
+    x = nn.functional.rms_norm(torch.randn(3, C), [C])  # embedding_shortcut normalises it first
+    made = connections.build_stream(name, end, True)
     assert made is not None and list(made.state_dict()) == ["weight", "bias"]
     torch.testing.assert_close(made(x), nn.functional.layer_norm(x, (C,)))

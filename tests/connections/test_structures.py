@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 import structure_table
 from fairseq_resid import connections
 from support import structures
-from support.stacks import build, inputs, move
+from support.stacks import HERE, build, inputs, move
 from support.structures import each, each_variant, spec
 
 pytestmark = pytest.mark.once  # needs only torch
@@ -45,6 +46,23 @@ def test_every_numeric_option_has_an_example(name: str) -> None:
 def test_every_integer_option_has_a_maximum(name: str) -> None:
     for option in connections.options(name).values():
         assert option.type is not int or option.most is not None, f"--{option.name}: give option(..., most=N)"
+
+
+@each_variant
+def test_structure_states_whether_it_has_a_norm(name: str, options: dict[str, Any]) -> None:
+    """--norm is refused for structures on which it has no effect."""
+    made = []
+
+    def norm(dim: int) -> nn.Module:
+        made.append(dim)
+        return nn.RMSNorm(dim)
+
+    place = replace(HERE, norm=norm)
+    connections.build(name, place, **options)
+    connections.build_stream(name, replace(place, kind="stream"), False, **options)
+    chosen = connections.resolve(name, options)
+    assert connections.uses_norm(name, chosen, final_norm=False) == bool(made), "set has_norm in its Structure"
+    assert connections.uses_norm(name, chosen, final_norm=True)
 
 
 def test_names_keep_their_order() -> None:

@@ -40,6 +40,18 @@ def test_resuming_as_another_structure_is_an_error(before: str, now: str, train:
     assert last.read_bytes() == content
 
 
+def test_norm_without_effect_is_ignored_when_a_run_resumes(train: Command, tmp_path: Path) -> None:
+    """Version 1.0.0 accepted --norm for structures without a norm."""
+    train(tmp_path, "--residual", "xskip")
+    last = tmp_path / "checkpoint_last.pt"
+    state = torch.load(last, weights_only=False)
+    state["cfg"]["model"].norm = "rms"
+    torch.save(state, last)
+    for updates, flags in ((6, ["--norm", "rms"]), (8, [])):
+        resumed = train(tmp_path, "--residual", "xskip", *flags, "--max-update", updates)
+        assert "Loaded checkpoint" in resumed.output and WARNING not in resumed.output
+
+
 def test_options_that_set_initial_values_may_differ(train: Command, tmp_path: Path) -> None:
     """Checkpoints from before a default changed can be resumed."""
     train(tmp_path, "--residual", "sas", "--sas-alpha-bias", 0, "--sas-beta-bias", 0)
@@ -47,11 +59,33 @@ def test_options_that_set_initial_values_may_differ(train: Command, tmp_path: Pa
     assert "Loaded checkpoint" in resumed.output and WARNING not in resumed.output
 
 
-@pytest.mark.parametrize(("residual", "warns"), [("post_ln", False), ("deep_norm", True)])
+SAME_AS_POST_LN = [
+    {"residual": "rskip_ln", "skip_lambda": 1},
+    {"residual": "xskip_ln", "skip_lambda": 1},
+    {"residual": "mix_ln", "post_share": 1, "final_norm": "none"},
+]
+
+
+@pytest.mark.parametrize("given", SAME_AS_POST_LN, ids=str)
+def test_options_that_give_post_ln_are_no_difference(given: dict[str, Any]) -> None:
+    plain, same = build(residual="post_ln"), build(**given)
+    same.load_state_dict(copied(plain))
+    assert torch.equal(logits(same), logits(plain))
+    assert plain.differences(same.cfg, resumes=False) is same.differences(plain.cfg, resumes=False) is None
+    for other in ({"residual": "xskip_ln"}, {"residual": "post_ln", "norm": "rms"}, {"residual": "deep_norm"}):
+        assert same.differences(build(**other).cfg, resumes=False)
+    two = build(residual="xskip_ln", skip_lambda=2)
+    one = build(residual="xskip_ln", skip_lambda=1)
+    assert one.differences(two.cfg, resumes=True) == ("--skip-lambda 2.0", "--skip-lambda 1.0")
+
+
+@pytest.mark.parametrize(
+    ("residual", "warns"), [("post_ln", False), ("rskip_ln --skip-lambda 1", False), ("deep_norm", True)]
+)
 def test_weights_of_a_stock_checkpoint_start_a_run(
     residual: str, warns: bool, stock_checkpoint: Path, train: Command, tmp_path: Path
 ) -> None:
-    tuned = train(tmp_path, "--residual", residual, "--finetune-from-model", stock_checkpoint)
+    tuned = train(tmp_path, "--residual", *residual.split(), "--finetune-from-model", stock_checkpoint)
     warning = f"{stock_checkpoint}: trained with --residual post_ln; {WARNING} --residual deep_norm"
     assert (warning in tuned.output) == warns and (WARNING in tuned.output) == warns
 

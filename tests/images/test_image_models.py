@@ -17,7 +17,8 @@ import torch
 from fairseq.models import ARCH_MODEL_REGISTRY
 from torch import nn
 
-from fairseq_resid.connections import sites
+from fairseq_resid import connections
+from fairseq_resid.connections import own_names, sites
 from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.models.classifier import NORMS, allowed_structures
 from fairseq_resid.models.fully_connected import ARCHITECTURES as FULLY_CONNECTED
@@ -118,8 +119,14 @@ def test_block_orders_match_figure_4() -> None:
         assert f"{branch} | {after}" == expected[order]
 
 
-@pytest.mark.parametrize("name", allowed_structures())
-@pytest.mark.parametrize("norm", NORMS)
+def has_norm(name: str) -> bool:
+    return connections.uses_norm(name, connections.resolve(name, {}), final_norm=False)
+
+
+@pytest.mark.parametrize(
+    ("norm", "name"),
+    [(norm, name) for norm in NORMS for name in allowed_structures() if norm == "layer" or has_norm(name)],
+)
 def test_every_structure_trains(name: str, norm: str) -> None:
     """Every parameter must get a gradient, because training on several GPUs would hang otherwise."""
     extra = {"admin_start": "closed"} if name == "admin" else {}
@@ -248,10 +255,26 @@ def test_fully_connected_network_equals_its_formula(arch: str) -> None:
     assert torch.allclose(torch.jit.script(model)(x), model(x), atol=1e-5)
 
 
+def test_page_names_structures_that_lose_the_norm_of_the_sum_where_the_shape_changes() -> None:
+    lost = set()
+    for name in own_names():
+        if name in allowed_structures():
+            flags = {"admin_start": "closed"} if name == "admin" else {}
+            model = build("preact_resnet20", stage_blocks="1,2,1", stage_channels="8,16,16", residual=name, **flags)
+            used = [site.described["residual"] for site in sites(model).values()]
+            assert used in ([name] * 4, [name, "xskip", name, "xskip"])
+            kept = [sites(model)[place] for place in ("stage1.0.conv", "stage2.1.conv")]
+            is_normed = any(site(*50 * torch.randn(2, 1, 4, 4, site.dim)).std() < 2 for site in kept)
+            lost |= {name} if is_normed and used[1] != name else set()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
+    found = re.search(r"\*\*Where the shape changes(.+?) In ([^.]*), these two blocks", " ".join(page.split()))
+    assert found and set(re.findall(r"`(\w+)`", found[2])) == lost
+
+
 @pytest.mark.parametrize("name", allowed_structures())
 def test_fully_connected_network_accepts_every_structure(name: str) -> None:
     flags = {"admin_start": "closed"} if name == "admin" else {}
-    for norm in ("layer", "batch"):
+    for norm in ("layer", "batch") if has_norm(name) else ("layer",):
         model = build("rir_fc", residual=name, norm=norm, hidden_width=8, **flags)
         loss = nn.functional.cross_entropy(model(torch.randn(4, *SHAPE)), torch.tensor([0, 1, 2, 3]))
         loss.backward()
@@ -290,6 +313,9 @@ def test_network_runs_under_torchscript(arch: str, residual: str) -> None:
         ({"block_layers": 0}, "--block-layers 0: must be an integer from 1 to 100"),
         ({"block_layers": 10**9}, "--block-layers 1000000000: must be an integer from 1 to 100"),
         ({"norm": "group"}, "--norm group: choose one of layer, rms, scale, dyt, derf, batch"),
+        ({"residual": "frac", "hyper_streams": 5}, "--hyper-streams 5: must divide the 16 channels"),
+        ({"residual": "laurel", "laurel_rank": 17}, "--laurel-rank 17: must be <= 16, the number of channels"),
+        ({"norm": "batch"}, "--norm batch: --residual xskip has no norm with these options; omit --norm"),
         ({"residual": "admin"}, "--residual admin: .* use --admin-start closed"),
         ({"norm": "batch", "residual_backend": "triton", "residual": "rskip_ln"}, "--residual-backend triton: "),
     ],
@@ -309,6 +335,7 @@ def test_bad_network_shapes_are_refused(flags: dict[str, Any], message: str) -> 
             "--residual sas: not supported, because the architecture has no shortcuts",
         ),
         ("rir_fc", {"hidden_width": 0}, "--hidden-width 0: must be an integer from 1 to 65536"),
+        ("rir_resnet_fc", {"residual": "frac", "hyper_streams": 3}, "--hyper-streams 3: must divide the 256 channels"),
         ("rir_fc", {"hidden_blocks": 10**9}, "--hidden-blocks 1000000000: must be an integer from 1 to 1000"),
         ("preact_resnet164", {"block_layers": 5}, "--block-layers 5: a bottleneck always has three convolutions"),
         (

@@ -214,11 +214,40 @@ def test_options_are_resolved_and_written(given, written):
         ("transformer_resid_tiny", {"dropout": float("nan")}, "--dropout nan: must be a number from 0 to 1"),
         ("transformer_resid_tiny", {"residual": "nonsense"}, "--residual nonsense"),
         ("transformer_resid_tiny", {"wskip_init": 2.0}, "--wskip-init 2.0"),
+        (
+            "transformer_resid_tiny",
+            {"residual": "xskip", "norm": "rms"},
+            "--norm rms: --residual xskip has no norm with these options; omit --norm",
+        ),
+        ("transformer_resid_tiny", {"residual": "highway", "norm": "scale"}, "--norm scale: --residual highway has no"),
+        (
+            "transformer_resid_tiny",
+            {"residual": "laurel", "laurel_rank": 65},
+            "--laurel-rank 65: must be <= 64, the number of channels",
+        ),
+        (
+            "transformer_resid_tiny",
+            {"residual": "frac", "hyper_streams": 5},
+            "--hyper-streams 5: must divide the 64 channels",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_loading_the_data(arch, given, text):
     with pytest.raises(UserError, match=re.escape(text)):
         settings(arch, **given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"residual": "xskip", "norm": "layer"},
+        {"residual": "xskip", "norm": "rms", "final_norm": "layer"},
+        {"residual": "highway", "norm": "rms", "residual_norm": "layer"},
+        {"residual": "xskip", "norm": "rms", "_name": "transformer_resid_tiny"},  # the config of a checkpoint
+    ],
+)
+def test_norm_is_accepted_where_it_has_an_effect_and_in_old_configs(given):
+    assert build("transformer_resid_tiny", **given).cfg.norm == given["norm"]
 
 
 def test_flags_survive_parser_and_config():

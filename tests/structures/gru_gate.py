@@ -21,6 +21,12 @@ def formula(x, f, p, options, place):
     return x + z * (torch.tanh(f @ w_h.T + (r * x) @ p["candidate_weight"].T) - x)
 
 
+def test_stated_formula_contains_the_relu():
+    """The branch is F in the formula of every other structure: only this one applies a ReLU to it."""
+    stated = connections.structure("gru_gate").formula
+    assert "W ReLU(F)" in stated and "gates r and z from x and ReLU(F)" in stated
+
+
 def extra(c, options):
     return 6 * c * c + c
 

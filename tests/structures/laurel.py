@@ -24,9 +24,33 @@ def formula(x, f, p, options, place):
 
 
 def extra(c, options):
-    return {"rw": 2, "lr": 0, "both": 2}[options.laurel_form] + (
-        options.laurel_form != "rw"
-    ) * 2 * c * options.laurel_rank
+    return {"rw": 2, "lr": 0, "both": 2}[options.laurel_form] + (options.laurel_form != "rw") * 2 * c * min(
+        options.laurel_rank, c
+    )
+
+
+def test_rank_is_at_most_the_width():
+    """Of a map of higher rank, rows of A are 0 and stay 0."""
+    site = connections.build("laurel", 6)
+    assert site.down_weight.shape == (6, 6) and site.up_weight.shape == (6, 6)
+    assert site.down_weight.count_nonzero(1).tolist() == [1] * 6
+    assert connections.build("laurel", 48).down_weight.shape == (32, 48)
+
+
+def test_checkpoint_with_a_rank_above_the_width_loads():
+    """Before version 1.1, the rank was 32 for every width."""
+    torch.manual_seed(1)
+    a, b = torch.zeros(32, 6), torch.zeros(6, 32)
+    a[:6], b[:, :6] = torch.randn(6, 6), torch.randn(6, 6)
+    site = connections.build("laurel", 6)
+    optimizer = torch.optim.Adam(site.parameters())
+    site.load_state_dict({**site.state_dict(), "down_weight": a, "up_weight": b})
+    assert torch.equal(site.down_weight, a) and torch.equal(site.up_weight, b)
+    x, f = torch.randn(2, 3, 6)
+    torch.testing.assert_close(site(x, f), 0.5 * f + 0.5 * (x + x @ a[:6].T @ b[:, :6].T))
+    site(x, f).square().sum().backward()
+    optimizer.step()
+    assert not torch.equal(site.down_weight[:6], a[:6]) and not site.down_weight[6:].any()
 
 
 def test_parameters_start_as_documented():
