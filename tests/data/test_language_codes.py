@@ -22,7 +22,7 @@ from support.trainings import SETTINGS
 def test_every_command_works(
     source: str, target: str, raw_text: dict[str, Path], cli: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """No command is told the languages."""
+    """No command is given the languages."""
     data, run = tmp_path / "data", tmp_path / "run"
     for split, prefix in raw_text.items():
         for before, now in (("en", source), ("xx", target)):
