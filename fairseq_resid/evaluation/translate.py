@@ -17,7 +17,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, overload
 
 from ..cli import frame
 from ..export import translator as exported
@@ -71,11 +71,17 @@ class Translator:
             self.hub: Any = GeneratorHubInterface(loaded.cfg, loaded.task, [loaded.model]).eval()
         self.longest: int = self.hub.max_positions[0]
 
-    def translate(self, lines: Iterable[str]) -> list[str]:
-        """Return the translation of every line; the translation of a blank line is empty.
+    @overload
+    def translate(self, lines: str) -> str: ...  # type: ignore[overload-overlap]
+    @overload
+    def translate(self, lines: Iterable[str]) -> list[str]: ...
+    def translate(self, lines: str | Iterable[str]) -> str | list[str]:
+        """Return the translation of every line, or of one str; the translation of a blank line is empty.
 
         Raises: ValueError naming the line that is too long for the model.
         """
+        if isinstance(lines, str):
+            return self.translate([lines])[0]
         return self.decode([self.encode(line, number) for number, line in enumerate(lines, start=1)])
 
     def encode(self, line: str | bytes, number: int) -> Tensor | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from ..data.text.forms import TextForm
 from ..data.text.segmentation import Segmenter
@@ -64,11 +64,17 @@ class Translator:
         """The maximum length of a line in bytes, including the newline."""
         return most_bytes(self.longest)
 
-    def translate(self, lines: Iterable[str]) -> list[str]:
-        """Return the translation of every line; the translation of a blank line is empty.
+    @overload
+    def translate(self, lines: str) -> str: ...  # type: ignore[overload-overlap]
+    @overload
+    def translate(self, lines: Iterable[str]) -> list[str]: ...
+    def translate(self, lines: str | Iterable[str]) -> str | list[str]:
+        """Return the translation of every line, or of one str; the translation of a blank line is empty.
 
         Raises: ValueError naming the line that is too long for the model.
         """
+        if isinstance(lines, str):
+            return self.translate([lines])[0]
         return self.decode([self.encode(line, number) for number, line in enumerate(lines, start=1)])
 
     def encode(self, line: str | bytes, number: int) -> list[str] | None:

@@ -9,7 +9,16 @@ from .command_line import allow_bf16, quiet_root_logger, refuse_code_in_flags, r
 from .data import allow_hyphens_in_languages, keep_batches_on_resume, keep_last_batch, keep_place_on_other_devices
 from .dictionaries import allow_in_flags, remember_dictionaries
 from .errors import UserError
-from .loading import check_finite, compare_models, load_checkpoint, load_weights_only, name_misfits, naming
+from .loading import (
+    check_finite,
+    compare_models,
+    load_checkpoint,
+    load_weights_only,
+    name_missing_folders,
+    naming,
+    show_load_errors,
+)
+from .misfits import name_misfits
 from .model import BETTER_TRANSFORMER_COPIES, close_better_transformer_path
 from .processes import compare_processes, send_checkpoints
 from .stopping import remember_patience, save_when_stopped
@@ -33,6 +42,8 @@ def apply() -> None:
     load_weights_only()
     check_models()
     name_misfits()
+    name_missing_folders()
+    show_load_errors()
     compare_models()
     remember_dictionaries()
     say_what_runs()

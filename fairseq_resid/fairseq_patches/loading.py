@@ -291,8 +291,26 @@ def load_weights_only() -> None:
     checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
 
 
-def name_misfits() -> None:
-    """Report which parameters of a checkpoint do not match the model, and refuse paths that are not regular files.
+def name_missing_folders() -> None:
+    """Name a missing folder that is passed to from_pretrained.
+
+    fairseq logs it at level INFO, returns None, and then fails in os.path.join.
+    """
+    from fairseq import file_utils
+
+    original = file_utils.load_archive_file
+
+    @functools.wraps(original)
+    def load_archive_file(archive_file):  # type: ignore[no-untyped-def]
+        if (found := original(archive_file)) is None:
+            raise UserError(f"{archive_file}: no such file or folder")
+        return found
+
+    file_utils.load_archive_file = load_archive_file
+
+
+def show_load_errors() -> None:
+    """Show why the trainer cannot load a checkpoint, and refuse paths that are not regular files.
 
     Trainer.load_checkpoint replaces every error of load_state_dict with "please ensure that the architectures match",
     and starts from scratch if the path is not a regular file.

@@ -163,20 +163,15 @@ class Structured:
 
         Translation models also accept a checkpoint of stock `transformer` with the same parameters.
 
-        Raises: UserError naming the tensors that are missing or unexpected, or that have a different shape or kind of
-        dtype.
+        Raises: UserError naming the cause, such as another size, and the first tensor that is missing or unexpected, or
+        has a different shape or kind of dtype.
         """
         for name, own in self.state_dict().items():  # type: ignore[attr-defined]
             theirs = state_dict.get(name, own)
             # torch would convert the values silently: it would round them or drop their imaginary parts.
             if theirs.is_floating_point() != own.is_floating_point():
                 raise UserError(f"the checkpoint does not fit {self.named()}: {name} has dtype {theirs.dtype}")
-        try:
-            return super().load_state_dict(state_dict, *given, **named)  # type: ignore[misc]
-        except RuntimeError as error:
-            if not str(error).startswith("Error(s) in loading state_dict"):
-                raise
-            raise UserError(f"the checkpoint does not fit {self.named()}: {' '.join(str(error).split())}") from None
+        return super().load_state_dict(state_dict, *given, **named)  # type: ignore[misc]
 
     def differences(self, cfg: Any, resumes: bool) -> tuple[str, str] | None:
         """Return the flags in which the structures of a checkpoint and this model differ, or None if they do not.

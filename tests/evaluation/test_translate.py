@@ -54,6 +54,11 @@ def test_translate_handles_blank_lines_and_any_order(translator: Translator, cor
     assert translator.translate([]) == [] and translator.translate(["", ""]) == ["", ""]
 
 
+def test_one_str_gives_one_translation(translator: Translator, corpus: Path, expected: list[str]) -> None:
+    assert translator.translate(read_lines(corpus / "ref" / "test.en")[0]) == expected[0]
+    assert translator.translate("") == ""
+
+
 def test_translate_command_runs(run: Path, corpus: Path, expected: list[str]) -> None:
     text = read_lines(corpus / "ref" / "test.en")[:3]
     environment = {"FAIRSEQ_RESID_VENV": str(Path(sys.executable).parent.parent), "PATH": "/usr/bin:/bin"}

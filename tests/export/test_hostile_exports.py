@@ -71,7 +71,9 @@ def error_of(folder: Path, monkeypatch: Any, capsys: Any) -> str:
 
 @each_engine
 def test_an_export_of_each_engine_translates(engine: str, made: Path) -> None:
-    assert isinstance(Translator(made / engine).translate(["w1 w2"])[0], str)
+    translator = Translator(made / engine)
+    (translation,) = translator.translate(["w1 w2"])
+    assert isinstance(translation, str) and translator.translate("w1 w2") == translation
 
 
 # ---------------------------------------------------------------------------------- links, pipes, devices, huge files

@@ -131,4 +131,18 @@ FAULTS = [
         "            if differing is None or True:\n",
         "fairseq_patches/test_other_structures.py",
     ),
+    Fault(
+        "dictionaries: the symbols are hashed in any order",
+        "fairseq_resid/fairseq_patches/dictionaries.py",
+        "for symbol in symbols).encode()",
+        "for symbol in sorted(symbols)).encode()",
+        "fairseq_patches/test_other_dictionaries.py",
+    ),
+    Fault(
+        "dictionaries: those of decoding are not compared",
+        "fairseq_resid/fairseq_patches/building.py",
+        "        dictionaries.check(now.path, now.state, dictionaries.of_task(task))\n",
+        "",
+        "fairseq_patches/test_other_dictionaries.py",
+    ),
 ]

@@ -289,19 +289,20 @@ def test_training_starts_from_a_stock_checkpoint(stock_checkpoint: Path, train: 
 
 @pytest.mark.parametrize(
     ("flags", "missing"),
-    [(["--arch", "transformer_sas_tiny"], "gate"), (["--residual", "rskip_ln", "--skip-lambda", "2"], "norm")],
+    [
+        (["--arch", "transformer_sas_tiny"], "gate.hidden_weight (40 such tensors)"),
+        (["--residual", "rskip_ln", "--skip-lambda", "2"], "recursive_norms.0.weight (20 such tensors)"),
+    ],
     ids=["sas", "rskip_ln"],
 )
 def test_parameters_missing_in_a_stock_checkpoint_are_reported(
     flags: list[str], missing: str, stock_checkpoint: Path, train: Command, tmp_path: Path
 ) -> None:
-
     save = tmp_path / "run"
     done = train(save, *flags, "--finetune-from-model", stock_checkpoint, check=False)
     assert done.code == 1
     error = done.output[done.output.index("fairseq_resid: error:") :]
-    assert missing in error
-    assert "encoder.layers.0.self_attn_residual." in error and "decoder.layers.1.ffn_residual." in error
+    assert f": the checkpoint lacks encoder.layers.0.self_attn_residual.{missing}" in error
     assert "Traceback" not in done.output and list(save.iterdir()) == []
 
 
