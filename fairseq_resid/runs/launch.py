@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
 import shlex
 import sys
@@ -32,7 +33,7 @@ from ..foreign import say
 from . import devices, plan, recipe, recovery
 from . import settings as evaluation_settings
 from .display import Display, summary
-from .run import Hardware, Run, RunRecord, Session
+from .run import SESSION, Hardware, Run, RunRecord, Session
 from .training_command import FLAG, MOST_SEED, PROGRAM, TrainingCommand
 
 # The number of spin rounds before an idle thread sleeps; docs/training.md has the measurement.
@@ -59,6 +60,7 @@ PROCESS_FLAGS = (
     "--device-id",
 )
 STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C again to stop now.\n"
+OUT_OF_TIME = "Stopping training due to cumulative_training_time"  # a line of fairseq-train
 # Flags for folders and the time limit. They do not affect the trained model.
 RESETS = ("--reset-optimizer", "--reset-dataloader", "--reset-lr-scheduler", "--reset-meters")
 PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
@@ -288,14 +290,12 @@ def is_finished(command: TrainingCommand, run: Run) -> bool:
 
 
 def reached_end(command: TrainingCommand, run: Run) -> bool:
-    """Return whether training is complete; with --stop-time-hours, only if it reached --max-update or --max-epoch."""
-    if "--stop-time-hours" not in command:
-        return True
-    done = run.training_summary()
-    most = [command.integer(flag) for flag in ("--max-update", "--max-epoch")]
-    return any(
-        limit and (number or 0) >= limit for limit, number in zip(most, (done.num_updates, done.epochs), strict=True)
-    )
+    """Return whether the last session was not stopped by --stop-time-hours before it reached --max-update."""
+    is_out_of_time = False
+    for line in run.log_lines():
+        is_out_of_time = OUT_OF_TIME in line or (is_out_of_time and SESSION not in line)
+    most = command.integer("--max-update", least=0)
+    return not is_out_of_time or (most or math.inf) <= (run.training_summary().num_updates or 0)
 
 
 def keep_evaluation(run: Run, evaluate: list[str]) -> None:

@@ -42,6 +42,9 @@ NUMBERED: dict[Numbering, re.Pattern[str]] = {
 LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
 # The first line of a training session in the log: its settings.
 SESSION = "fairseq_cli.train | {"
+# Lines of fairseq's trainer.
+LOADED = re.compile(r"Loaded checkpoint .* @ ([0-9]{1,15}) updates\)")
+SAVING = "Saving checkpoint to "
 MOST_SECONDS = 1e12  # maximum duration of a training run; still within the range of timedelta
 MOST_SCORES = 100
 EXPLODED = 100  # a logged gradient norm above this multiple of the median of a run's norms counts as an explosion
@@ -111,6 +114,8 @@ class Explosion:
 class TrainingSummary:
     """Totals of a training run over all its sessions, from train.log; None for values that the log does not contain.
 
+    num_updates: includes those of the checkpoint of another run that training started from, `started_at`; all other
+    values are of this run alone
     train_seconds: time spent in training steps, excluding validation, saving and start-up
     target_tokens: target tokens trained on, including EOS, or images; `unit` says which
     explosion: None if no logged gradient norm is more than EXPLODED times the median
@@ -124,6 +129,7 @@ class TrainingSummary:
     best_valid_loss: float | None = None
     unit: str = "target tokens"
     explosion: Explosion | None = None
+    started_at: int = 0
 
     def __post_init__(self) -> None:
         if self.train_seconds is not None and not 0 <= self.train_seconds <= MOST_SECONDS:
@@ -358,6 +364,19 @@ class Run:
         except FileNotFoundError:
             return
 
+    def started_at(self) -> int:
+        """Return the number of updates of the checkpoint of another run that training started from; 0 if none.
+
+        It was loaded before this run saved its first checkpoint.
+        """
+        updates = 0
+        for line in self.log_lines():
+            if SAVING in line:
+                break
+            if loaded := LOADED.search(line):
+                updates = int(loaded[1])
+        return updates
+
     def training_summary(self) -> TrainingSummary:
         """Compute the amount and speed of training and the best validation loss from train.log.
 
@@ -367,6 +386,8 @@ class Run:
         If training was resumed in the middle of an epoch, the epoch is logged twice; the second record covers all of
         it, because the meters are in the checkpoint. If training was restarted from an older checkpoint, the new
         records replace the old ones written after that checkpoint.
+        If training started from a checkpoint of another run, the seconds of the first epoch may be those of both runs,
+        but train_ups is of this run.
         """
         epochs: dict[int, dict[str, Any]] = {}
         losses: dict[int, float] = {}
@@ -389,12 +410,12 @@ class Run:
                 losses[updates] = float(loss)
 
         tokens = seconds = 0.0
-        done = 0
+        done = started_at = self.started_at()
         for record in epochs.values():
             added = int(record["train_num_updates"]) - done
-            done += added
             tokens += float(record.get("train_wpb", math.nan)) * added
-            seconds += _epoch_seconds(record, added)
+            seconds += _epoch_seconds(record, added, is_shared=done == started_at > 0)
+            done += added
         measured = math.isfinite(tokens) and 0 < seconds <= MOST_SECONDS
         finite = [loss for loss in losses.values() if math.isfinite(loss)]
         return TrainingSummary(
@@ -406,6 +427,7 @@ class Run:
             best_valid_loss=min(finite, default=None),
             unit=folders.of_log(next(iter(epochs.values()), {})).unit,
             explosion=find_explosion(norms),
+            started_at=started_at,
         )
 
 
@@ -455,7 +477,9 @@ def log_record(line: str) -> dict[str, Any] | None:
     return record if all(math.isfinite(numbers[name]) for name in (*counts, *({"update"} & record.keys()))) else None
 
 
-def _epoch_seconds(record: dict[str, Any], updates: float) -> float:
+def _epoch_seconds(record: dict[str, Any], updates: float, is_shared: bool) -> float:
+    """Return the seconds of training steps; is_shared: whether train_train_wall may include updates of another run."""
     rounded = float(record.get("train_train_wall", math.nan))
     ups = float(record.get("train_ups", 0))
-    return min(max(updates / ups, rounded - 0.5, 0.0), rounded + 0.5) if ups > 0 else rounded
+    least = 0.0 if is_shared else rounded - 0.5
+    return min(max(updates / ups, least, 0.0), rounded + 0.5) if ups > 0 else rounded

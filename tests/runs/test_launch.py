@@ -269,10 +269,15 @@ def test_resume_with_different_versions_warns_and_records_both(
 
 
 def test_time_limit_does_not_finish_a_run(fake_train: Path, capsys: Capture) -> None:
-    words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-update", "20"]
+    """fairseq logs the mean of the last epoch even if it stops in the middle of it."""
+    words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-update", "0", "--max-epoch", "1"]
+    begin = "fairseq_cli.train | {'_name': None}\n"
+    stop = "fairseq_cli.train | Stopping training due to cumulative_training_time: 0.2 > stop_time_hours: 0.1 hour(s)\n"
+    end = 'train | {"epoch": 1, "train_loss": "1", "train_num_updates": "20"}\n'
+    (fake_train / "log").write_text(begin + stop + end)
     assert launch.main([*words, "--stop-time-hours", "0.1"]) == 0
     assert not json.loads(Path("run/run.json").read_text())["finished"]
-    Path("run/train.log").write_text('{"epoch": 1, "train_loss": "1", "train_num_updates": "20"}\n')
+    (fake_train / "log").write_text(begin + end)
     assert launch.main([*words, "--stop-time-hours", "2"]) == 0  # a different time limit does not change the model
     assert len(calls(fake_train)) == 2 and json.loads(Path("run/run.json").read_text())["finished"]
     assert launch.main(words) == 0
