@@ -61,6 +61,7 @@ def evaluate(job: ScoringJob[Any]) -> Results:
             parameters=job.parameters,
             corpus=data.name,
             data=str(data.path),
+            test_set=job.task.test_set(data.path, job.subset),
             not_as_released=list(data.differences),
             unverified=list(data.unverified),
             preparation=data.preparation,

@@ -180,7 +180,8 @@ def scores(
     if alone:
         headings, rows = task.list_apart(alone)
         results = [each.results for each in alone]
-        marks = dict.fromkeys(f"{one.corpus} {one.subset}: {task.signature(one)}" for one in results)
+        sets = score_table.names_of_test_sets(results)
+        marks = dict.fromkeys(f"{name}: {task.signature(one)}" for name, one in zip(sets, results, strict=True))
         return {"headings": headings, "rows": rows, "notes": [*marks, *filter(None, [untested])]}, candidates
     headings, rows, (about, *lines) = compare.tested(candidates)
     return {

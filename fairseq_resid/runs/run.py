@@ -165,6 +165,7 @@ class Results:
     """results.json: the scores of a run on one subset of the data.
 
     bleu: four decimals, with `signature`; None for images and captions; scores: all scores, by model and label
+    test_set: SHA-256 of the references or images; empty before version 1.1
     sentences: number of sentences, images or captioned images; is_training_data: whether the model was trained on them
     """
 
@@ -176,6 +177,7 @@ class Results:
     bleu: ByModel | None = None
     signature: str = ""
     data: str = ""
+    test_set: str = ""
     sentences: int = 0
     averaged_checkpoints: list[str] = field(default_factory=list)
     decoding: dict[str, str | None] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..data import folders
 from ..data.captions import folder as caption_folder
 from ..data.captions.folder import CaptionData
-from ..files import read_lines
+from ..files import inside, read_lines, sha256
 from ..runs.run import EVALUATE, Results, Run, Scored
 from .protocol import (
     LAST,
@@ -115,6 +115,9 @@ class Captioning(Task[CaptionData]):
             )
         data.references(subset)
         return data
+
+    def test_set(self, path: Path, subset: str) -> str:
+        return sha256(inside(path, f"ref/{subset}.tsv"))
 
     def nll(self, job: ScoringJob[CaptionData], model: ScoredModel) -> float:
         return likelihood.mean(reference_nll(job, model))

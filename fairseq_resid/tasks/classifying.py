@@ -179,6 +179,10 @@ class ImageClassification(Task[ImageData]):
             raise ValueError(f"{path}: {len(record.classes)} classes, but {run.last} was trained with {weight.size(0)}")
         return ImageData(path, record)
 
+    def test_set(self, path: Path, subset: str) -> str:
+        checksums = image_folder.ImageRecord.of(path).checksums
+        return " ".join(checksums.get(f"{split}.npy", "") for split in subset.split("+"))
+
     def nll(self, job: ScoringJob[ImageData], model: ScoredModel) -> float:
         return answers.nll(remembered_answers(job))
 

@@ -218,6 +218,13 @@ class Task(ABC, Generic[D]):
         """
 
     @abstractmethod
+    def test_set(self, path: Path, subset: str) -> str:
+        """Return the SHA-256 of the references or images of a subset.
+
+        Raises: ValueError or OSError naming the missing or damaged file.
+        """
+
+    @abstractmethod
     def nll(self, job: ScoringJob[D], model: ScoredModel) -> float:
         """Return the mean NLL of the data under a model, in nats per prediction."""
 

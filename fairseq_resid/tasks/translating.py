@@ -32,7 +32,7 @@ from .protocol import (
     mean_of_sums,
 )
 from .text import decoding, likelihood, published, scoring
-from .text.significance import Translations, check_comparable, significance
+from .text.significance import Translations, check_comparable, digest, significance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -196,6 +196,9 @@ class Translation(Task[Corpus]):
         require_subset(corpus.path, subset, corpus.source, corpus.target)
         corpus.references(subset)
         return corpus
+
+    def test_set(self, path: Path, subset: str) -> str:
+        return digest(Corpus.read(path).references(subset))
 
     def nll(self, job: ScoringJob[Corpus], model: ScoredModel) -> float:
         return likelihood.mean(reference_nll(job, model))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -64,6 +65,8 @@ def test_evaluation_runs_end_to_end(evaluated: str, here: Run) -> None:
     assert evaluated.index("run valid: BLEU") < evaluated.index("run test: BLEU")
     assert results["training"]["num_updates"] == 12
     assert results["training"]["tokens_per_second"] > 0
+    references = "\n".join(read_lines(Path("data/ref/test.fr")))
+    assert results["test_set"] == hashlib.sha256(references.encode()).hexdigest()
 
 
 def test_nll_equals_score_reference_of_fairseq_generate(evaluated: str, here: Run, tmp_path: Path) -> None:
