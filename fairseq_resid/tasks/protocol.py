@@ -182,7 +182,7 @@ class Task(ABC, Generic[D]):
 
     table_headings: scores and speed in a table of runs; headings: columns of a comparison
     measures: the measures of a study, by name; shown: additional scores in its table
-    floor: a measure and a threshold; an arm with a lower mean counts as untrained and is not tested for significance
+    floor: a measure and a threshold; a run with a lower score did not train, and its arm is not tested for significance
     curve: the quantity of analysis/curves.py that a study plots by epoch
     kept_files: patterns of the files in RUN/decode that a study keeps
     """
