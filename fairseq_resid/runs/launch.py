@@ -14,6 +14,7 @@ import argparse
 import difflib
 import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -61,6 +62,7 @@ PROCESS_FLAGS = (
 )
 STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C again to stop now.\n"
 OUT_OF_TIME = "Stopping training due to cumulative_training_time"  # a line of fairseq-train
+SKIPPED = re.compile(r"([0-9,]+) samples have invalid sizes and will be skipped, max_positions=(\([^)]*\)|[0-9]+)")
 # Flags for folders and the time limit. They do not affect the trained model.
 RESETS = ("--reset-optimizer", "--reset-dataloader", "--reset-lr-scheduler", "--reset-meters")
 PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
@@ -298,6 +300,20 @@ def reached_end(command: TrainingCommand, run: Run) -> bool:
     return not is_out_of_time or (most or math.inf) <= (run.training_summary().num_updates or 0)
 
 
+def skipped_examples(run: Run) -> list[str]:
+    """Return a phrase for each set of examples that fairseq left out in the last session, with the positions allowed.
+
+    fairseq only logs it.
+    """
+    found: dict[str, None] = {}
+    for line in run.log_lines():
+        if SESSION in line:
+            found.clear()
+        elif skipped := SKIPPED.search(line):
+            found[f"{skipped[1]} examples, which are longer than the model's positions {skipped[2]}"] = None
+    return list(found)
+
+
 def keep_evaluation(run: Run, evaluate: list[str]) -> None:
     """Record the recipe's evaluation options in run.json of a finished run, if they have changed since."""
     known = run.read_record()
@@ -356,6 +372,8 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
             records.write(run.record, replace(record, finished=reached_end(command, run)))
             done = run.training_summary()
             say(f"{run.path}: trained: {summary(done)}")
+            for skipped in skipped_examples(run):
+                say(f"{run.path}: warning: fairseq skipped {skipped}", file=sys.stderr)
             if done.explosion and not float(command.value("--clip-norm", "0")):
                 exploded = f"the gradient exploded ({done.explosion}); try --clip-norm 1 or a lower --lr"
                 say(f"{run.path}: warning: {exploded}", file=sys.stderr)

@@ -53,6 +53,17 @@ def test_exploded_gradient_is_reported_unless_it_was_clipped(fake_train: Path, c
     assert ("exploded" in shown.err) == (clip == "0")
 
 
+def test_examples_that_fairseq_skips_are_reported(fake_train: Path, capsys: Capture) -> None:
+    line = (
+        "| WARNING | tasks.fairseq_task | {} samples have invalid sizes and will be skipped, max_positions=(64, 64), "
+    )
+    session = "fairseq_cli.train | {'_name': None}\n"
+    (fake_train / "log").write_text(session + 2 * f"{line.format('1,234')}first few sample ids=[7, 3]\n")
+    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 0
+    said = "run: warning: fairseq skipped 1,234 examples, which are longer than the model's positions (64, 64)\n"
+    assert capsys.readouterr().err == said
+
+
 def test_failed_training_resumes_only_with_same_settings(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")

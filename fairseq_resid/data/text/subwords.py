@@ -290,7 +290,7 @@ class Encode:
                 reason = self.limits.reason(len(source), len(target)) if self.limits else None
                 counts.update(("in", reason or "out"))
                 if not reason:
-                    counts.update(source=len(source), target=len(target))
+                    counts.update(source=len(source), target=len(target), half_empty=not (source and target))
                     yield " ".join(plain_words(source)), " ".join(plain_words(target))
 
 
@@ -309,5 +309,7 @@ def encode(
     """
     counts = shards.transform(what, [files], outputs, Encode(kind, model, limits), workers)
     reasons = clean.SUBWORD_REASONS if limits else ()
-    pairs = PairCounts(counts["in"], counts["out"], {reason: counts[reason] for reason in reasons})
+    pairs = PairCounts(
+        counts["in"], counts["out"], {reason: counts[reason] for reason in reasons}, counts["half_empty"]
+    )
     return pairs, (counts["source"], counts["target"])
