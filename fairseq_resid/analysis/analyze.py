@@ -15,7 +15,7 @@ from pathlib import Path
 from .. import records
 from ..cli import frame
 from ..foreign import say
-from ..runs.run import FileState, Run
+from ..runs.run import Run
 from . import plots
 from .results import Analysis, read_analysis
 
@@ -84,7 +84,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     for path in options.runs:
         run = Run(path)
         try:
-            source = FileState.of(run.checkpoint(options.checkpoint))
+            source = run.checkpoint(options.checkpoint)
             found = remembered_analysis(run)
             asked = (options.data, options.subset, options.sentences, not options.no_ablation)
             if found is None or not found.is_of(source, *asked):

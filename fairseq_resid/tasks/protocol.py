@@ -49,6 +49,7 @@ class Data(Protocol):
 
 
 D = TypeVar("D", bound=Data)
+N = TypeVar("N")
 
 
 @dataclass(frozen=True)
@@ -336,9 +337,16 @@ def article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def is_kept(file: Path, note: Path, mine: Any, made: str) -> bool:
-    """Return whether a file exists and its note equals `mine`; if so, print that the file is reused."""
-    kept = file.is_file() and records.remembered(note, type(mine)) == mine
-    if kept:
-        say(f"{file}: made from {made}, reused")
-    return bool(kept)
+def is_kept(file: Path, note: Path, kind: type[N], renew: Callable[[N], N | None], made: str) -> bool:
+    """Return whether a file exists and its note is valid; if so, print that the file is reused.
+
+    kind: type of the note; renew: returns the note with the times of its files, or None if it is not valid
+    """
+    known = records.remembered(note, kind) if file.is_file() else None
+    renewed = None if known is None else renew(known)
+    if renewed is None:
+        return False
+    if renewed != known:
+        records.write(note, renewed)
+    say(f"{file}: made from {made}, reused")
+    return True

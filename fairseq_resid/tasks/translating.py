@@ -15,7 +15,7 @@ from ..data.text import folder as text_folder
 from ..data.text.binarised import SPECIAL, check_texts, require_subset
 from ..data.text.folder import Corpus
 from ..files import MOST_COUNT, bounded, inside, read_lines, read_rows, write_text
-from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored
+from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored, renewed_states
 from ..runs.trained_on import check_same_dictionaries, find_data
 from .protocol import (
     LAST,
@@ -65,9 +65,27 @@ class DecodingNote:
             {"form": job.data.form.form},
         )
 
-    def still_describes(self, file: Path, note: Path) -> bool:
-        """Return whether a file was made from the same files and settings; if so, print that it is reused."""
-        return is_kept(file, note, self, "the same files with the same settings")
+    def renewed(self, job: ScoringJob[Any], model: ScoredModel, settings: dict[str, str | None]) -> DecodingNote | None:
+        """Return the note with the times and paths of its files; None if the content or a setting differs."""
+        checkpoints = renewed_states(self.checkpoints, model.made_from)
+        files = renewed_states(self.files, job.data.inputs(job.subset))
+        is_same = self.settings == {**settings, "cpu": job.cpu} and self.text == {"form": job.data.form.form}
+        if checkpoints is None or files is None or not is_same:
+            return None
+        return replace(self, checkpoints=checkpoints, data=str(job.data.path.resolve()), files=files)
+
+
+def is_reused(
+    file: Path, note: Path, job: ScoringJob[Any], model: ScoredModel, settings: dict[str, str | None]
+) -> bool:
+    """Return whether a file was made from the same files with the same settings; if so, print that it is reused."""
+    return is_kept(
+        file,
+        note,
+        DecodingNote,
+        lambda known: known.renewed(job, model, settings),
+        "the same files with the same settings",
+    )
 
 
 def decoding_settings(job: ScoringJob[Any]) -> dict[str, str | None]:
@@ -81,10 +99,10 @@ def translate(job: ScoringJob[Any], model: ScoredModel, lock: int | None = None)
     Raises: DecodingError if fairseq-generate fails or skips a sentence.
     """
     log, hypotheses, note = (job.decoded(model.name, kind) for kind in ("log", "hyp", "json"))
-    mine = DecodingNote.of(job, model, decoding_settings(job))
-    if mine.still_describes(hypotheses, note):
+    settings = decoding_settings(job)
+    if is_reused(hypotheses, note, job, model, settings):
         return read_lines(hypotheses)
-    corpus = job.data
+    mine, corpus = DecodingNote.of(job, model, settings), job.data
     command = decoding.generate_command(
         corpus.path,
         model.file,
@@ -108,9 +126,9 @@ def translate(job: ScoringJob[Any], model: ScoredModel, lock: int | None = None)
 def reference_nll(job: ScoringJob[Any], model: ScoredModel) -> list[likelihood.Sentence]:
     """Return the NLL of every reference under one model, reusing RUN/decode if its inputs have not changed."""
     file, note = (job.decoded(model.name, kind) for kind in ("nll", "nll.json"))
-    mine = DecodingNote.of(job, model, {})
-    if mine.still_describes(file, note):
+    if is_reused(file, note, job, model, {}):
         return likelihood.read_nll(file)
+    mine = DecodingNote.of(job, model, {})
     sentences = likelihood.measure_nll(job, model.file)
     file.parent.mkdir(exist_ok=True)
     likelihood.write_nll(file, sentences)

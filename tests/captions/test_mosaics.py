@@ -14,6 +14,7 @@ from fairseq_resid.__main__ import main
 from fairseq_resid.data.captions import folder, mosaics
 from fairseq_resid.data.images import folder as image_folder
 from fairseq_resid.evaluation import mosaics as command
+from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.runs.run import Run
 from support.image_models import FLAGS, build, train, weights, write_data
 
@@ -116,7 +117,11 @@ def test_corpus_has_features_of_the_network_and_pictures(
     assert "was not made from these files" in capsys.readouterr().err
     other = tmp_path / "other"
     shutil.copytree(network, other)
-    (other / "checkpoint_last.pt").touch()  # as after further training
+    (other / "checkpoint_last.pt").touch()
+    assert main(["prepare-mosaics", *flags, "--network", str(other)]) == 0  # a copy
+    state = load_checkpoint(other / "checkpoint_last.pt")
+    state["model"]["classify.bias"] += 1  # as after further training
+    torch.save(state, other / "checkpoint_last.pt")
     assert main(["prepare-mosaics", *flags, "--network", str(other)]) == 2
     assert "was not made from these files" in capsys.readouterr().err
     assert main(["prepare-mosaics", *flags]) == 0  # the refused commands changed nothing
