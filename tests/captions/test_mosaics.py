@@ -14,7 +14,6 @@ from fairseq_resid.__main__ import main
 from fairseq_resid.data.captions import folder, mosaics
 from fairseq_resid.data.images import folder as image_folder
 from fairseq_resid.evaluation import mosaics as command
-from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.runs.run import Run
 from support.image_models import FLAGS, build, train, weights, write_data
 
@@ -119,7 +118,7 @@ def test_corpus_has_features_of_the_network_and_pictures(
     shutil.copytree(network, other)
     (other / "checkpoint_last.pt").touch()
     assert main(["prepare-mosaics", *flags, "--network", str(other)]) == 0  # a copy
-    state = load_checkpoint(other / "checkpoint_last.pt")
+    state = torch.load(other / "checkpoint_last.pt", weights_only=False)
     state["model"]["classify.bias"] += 1  # as after further training
     torch.save(state, other / "checkpoint_last.pt")
     assert main(["prepare-mosaics", *flags, "--network", str(other)]) == 2
