@@ -69,9 +69,9 @@ PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
 def check_architecture(arch: str, given: TrainingCommand) -> None:
-    """Check that fairseq has an architecture and that its size matches the recipe.
+    """Check that fairseq has an architecture, and that its kind of data and its size match the recipe.
 
-    Raises: ValueError naming similar architectures, or both sizes.
+    Raises: ValueError naming similar architectures, or both sizes; see `check_task`.
     """
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 
@@ -83,6 +83,7 @@ def check_architecture(arch: str, given: TrainingCommand) -> None:
         ours = [name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if model in ("transformer", *OWN_MODELS)]
         near = difflib.get_close_matches(arch, ours, n=4, cutoff=0.5) or ["transformer", "transformer_sas"]
         raise ValueError(f"--arch {arch}: no such architecture; similar ones: {', '.join(near)}")
+    check_task(arch, given)
     if arch in families:
         return  # a family does not set a size
     preset = argparse.Namespace()
@@ -103,11 +104,16 @@ def check_task(arch: str, given: TrainingCommand) -> None:
 
     Raises: ValueError naming the architecture and the task.
     """
-    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel
 
     from ..models import TASKS
 
     task = given.value("--task", folders.TEXT.task)
+    is_known = ARCH_MODEL_NAME_REGISTRY[arch] in TASKS or issubclass(
+        ARCH_MODEL_REGISTRY[arch], FairseqEncoderDecoderModel
+    )
+    if not is_known and task in TASKS.values():
+        raise ValueError(f"--arch {arch}: not an encoder-decoder model, but the recipe's task is {task}")
     kind = folders.of_task(TASKS.get(ARCH_MODEL_NAME_REGISTRY[arch], folders.TEXT.task))
     if kind is not folders.of_task(task):
         raise ValueError(
@@ -283,9 +289,11 @@ def is_finished(command: TrainingCommand, run: Run) -> bool:
     if before and now and not now.has_same_shape(before):
         differences += begun.only(plan.PLANNED_FLAGS).changes(command.only(plan.PLANNED_FLAGS))
     if differences:
+        is_longer = record.finished and any(one.startswith(("--max-update", "--max-epoch")) for one in differences)
+        more = f"; to train longer, give another --run folder and --restore-file {run.last}" if is_longer else ""
         raise ValueError(
             f"{run.path}: was started with different settings ({'; '.join(differences)}); use the same settings, "
-            "choose another --run folder or remove this one"
+            f"choose another --run folder or remove this one{more}"
         )
     can_resume = not any(flag in command for flag in ("--no-save-optimizer-state", "--no-last-checkpoints"))
     return record.finished and (recovery.is_whole(run.last) or not can_resume)
@@ -423,7 +431,6 @@ def request(
     # Only fairseq's parser, in place_data, knows whether a word after a flag is the data folder.
     words = TrainingCommand.parse([*recipe_argv, *extra])
     check_architecture(arch, words)
-    check_task(arch, words)
     # This must run before fairseq reads the flags, because fairseq would warn that --bf16 needs a TPU.
     plan.own_precision(words)
     base, own = place_data(recipe_argv, arch, extra)

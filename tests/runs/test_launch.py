@@ -77,6 +77,18 @@ def test_failed_training_resumes_only_with_same_settings(fake_train: Path, capsy
     assert len(calls(fake_train)) == 2 and calls(fake_train)[0] == calls(fake_train)[1]
 
 
+def test_finished_run_with_a_longer_training_says_how_to_continue(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    assert launch.main(words) == 0
+    hint = "; to train longer, give another --run folder and --restore-file run/checkpoint_last.pt\n"
+    assert launch.main([*words, "--max-update", "900"]) == 2
+    assert capsys.readouterr().err.endswith(
+        f"(--max-update was 504, now 900); use the same settings, choose another --run folder or remove this one{hint}"
+    )
+    assert launch.main([*words, "--lr", "0.25"]) == 2
+    assert "to train longer" not in capsys.readouterr().err
+
+
 def test_run_without_checkpoint_may_change_settings(fake_train: Path) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "crash").touch()

@@ -148,7 +148,7 @@ def _learn_sentencepiece(sentences: Iterator[str], settings: dict[str, Any]) -> 
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=sentences,
             model_writer=content,  # a file name would be stored in the model
-            **settings,
+            **{**settings, "minloglevel": 2},  # its errors are raised
         )
     except RuntimeError as error:
         said = str(error)
