@@ -19,6 +19,7 @@ from typing import BinaryIO, TypeVar
 
 from .foreign import say
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk, or of a limit on the size of files
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
@@ -243,7 +244,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Readers see either the old file or the new one, never a partial one. An existing link or pipe with the temporary
     name, which would redirect the output, is removed.
-    Raises: ValueError if `path` is a device or a pipe: for root, /dev/null itself would be replaced.
+    Raises: ValueError if `path` is a device or a pipe: for root, /dev/null itself would be replaced; OSError naming
+    `path` if the disk is full.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ValueError(f"{path}: not a regular file; the output must be one")
@@ -252,6 +254,10 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield partial
         os.replace(partial, path)
+    except OSError as error:
+        if error.errno in FULL and error.filename is None:  # Python names no file if a write fails
+            raise OSError(f"{path}: cannot be written: {error.strerror}") from None
+        raise
     finally:
         if partial.is_dir() and not partial.is_symlink():
             shutil.rmtree(partial)

@@ -16,7 +16,7 @@ from .. import records
 from ..cli import frame
 from ..fairseq_patches.dictionaries import add_flag
 from ..foreign import say
-from ..runs.run import FileState, Run
+from ..runs.run import Run
 from . import plots
 from .results import Analysis, read_analysis
 
@@ -86,7 +86,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     for path in options.runs:
         run = Run(path)
         try:
-            source = FileState.of(run.checkpoint(options.checkpoint))
+            source = run.checkpoint(options.checkpoint)
             found = remembered_analysis(run)
             asked = (options.data, options.subset, options.sentences, not options.no_ablation)
             if found is None or not found.is_of(source, *asked):

@@ -106,13 +106,13 @@ class Analysis:
         trained = " (training data)" if self.is_training_data else ""
         return f"nats per {unit} on {self.sentences:,} {self.example}s of {self.subset}{trained}"
 
-    def is_of(self, made_from: FileState, data: Path | None, subset: str, sentences: int, ablated: bool) -> bool:
+    def is_of(self, checkpoint: Path, data: Path | None, subset: str, sentences: int, ablated: bool) -> bool:
         """Return whether this is the analysis of the given checkpoint with the given settings; data: that of --data."""
         was_ablated = all(site.nll_without is not None for site in self.sites.values())
         asked = self.sentences == sentences or (self.sentences < sentences and self.is_whole)
         is_same_data = self.is_own_data if data is None else os.path.abspath(self.data) == os.path.abspath(data)
         is_on = is_same_data and self.subset == subset
-        return self.made_from == made_from and is_on and asked and was_ablated == ablated
+        return self.made_from.renewed(checkpoint) is not None and is_on and asked and was_ablated == ablated
 
     def off(self) -> list[str]:
         """Return the sites whose branch is switched off: removing it increases the NLL by less than NOTHING, or,

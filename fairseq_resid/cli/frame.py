@@ -10,7 +10,6 @@ exit code   0 success
 from __future__ import annotations
 
 import argparse
-import errno
 import functools
 import math
 import os
@@ -22,6 +21,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from ..files import FULL
 from ..foreign import further_lines, printable, say
 from . import quiet
 
@@ -62,7 +62,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
             except (ValueError, OSError) as error:
                 if quiet.is_verbose():
                     traceback.print_exc()
-                show_error(parser.prog, error)
+                show_error(parser.prog, error, again)
                 return 3 if isinstance(error, MissingPackage) else 1 if isinstance(error, ChildProcessError) else 2
             except SystemExit as end:  # last, because UserError is also a ValueError
                 if isinstance(end.code, int) and end.code > 128:
@@ -162,9 +162,12 @@ def reader_has_gone() -> int:
     return 128 + signal.SIGPIPE
 
 
-def show_error(prog: str, error: Exception) -> None:
-    """Print an error as one line of a command, followed by its additional lines, such as the end of a log."""
-    lines = [_with_advice(line) for line in (f"{prog}: error: {_reason(error)}", *further_lines(error))]
+def show_error(prog: str, error: Exception, again: str = "") -> None:
+    """Print an error as one line of a command, followed by its additional lines, such as the end of a log.
+
+    again: as in `command`
+    """
+    lines = [_with_advice(line, again) for line in (f"{prog}: error: {_reason(error)}", *further_lines(error))]
     say(*(line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}…" for line in lines), file=sys.stderr)
 
 
@@ -180,7 +183,8 @@ def _reason(error: Exception) -> str:
     return str(copies[0][2] if isinstance(copies, list) else error)
 
 
-def _with_advice(line: str) -> str:
+def _with_advice(line: str, again: str) -> str:
     """Return a line of an error message, with advice if the disk is full."""
-    full = any(os.strerror(number) in line for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
-    return line + ("; free some space and run the same command again to resume" if full else "")
+    if not any(os.strerror(number) in line for number in FULL):
+        return line
+    return f"{line}; free some space and run the same command again" + (", which " + again if again else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -99,6 +100,14 @@ def aliases(name: str) -> list[str]:
     return [alias for alias, target in _ALIASES.items() if target == name]
 
 
+def name_advice(name: str) -> str:
+    """Return the advice for an unknown name: the similar names, or else all names."""
+    near = difflib.get_close_matches(name, names(), n=4)
+    return (
+        f"no such structure; similar ones: {', '.join(near)}" if near else f"choose one of {', '.join(sorted(names()))}"
+    )
+
+
 def canonical(name: str) -> str:
     """Return the name of a structure, given its name or an alias.
 
@@ -106,7 +115,7 @@ def canonical(name: str) -> str:
     """
     name = _ALIASES.get(name, name)
     if name not in _STRUCTURES:
-        raise InvalidOption("name", name, f"choose one of {', '.join(names())}")
+        raise InvalidOption("name", name, name_advice(name))
     return name
 
 

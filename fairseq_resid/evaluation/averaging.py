@@ -194,7 +194,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
     """Average the checkpoints `paths` and write the result to `output`.
 
     An existing file is replaced only when the new one is complete. A warning is printed if the checkpoints span more
-    than half of the training up to the newest of them, because the oldest models are then much worse than the newest.
+    than a quarter of the training up to the newest of them, because the oldest are then much worse than the newest.
 
     Raises: ValueError naming the file that is damaged or contains NaN or infinite weights, or two files whose keys,
     shapes, dtypes, tying, residual structures or dictionaries differ; OSError if a file cannot be read or `output`
@@ -246,7 +246,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
     except RuntimeError as error:  # torch.save raises this for a full disk or a missing folder
         raise OSError(f"{output}: cannot be written: {str(error).splitlines()[0]}") from None
     updates = [int(number) for each in inputs if (number := each["num_updates"])]
-    if updates and (span := max(updates) - min(updates)) > max(updates) / 2:
+    if updates and (span := max(updates) - min(updates)) > max(updates) / 4:
         say(
             f"{output}: warning: averages checkpoints from update {min(updates):,} to {max(updates):,}, "
             f"{span / max(updates):.0%} of the training: the oldest are much worse than the newest; average fewer, for "

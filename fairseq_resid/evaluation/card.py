@@ -86,6 +86,8 @@ def trained(training: TrainingSummary) -> str:
     """Return the length, duration and speed of training."""
     seconds, speed, unit = training.train_seconds, training.tokens_per_second, markdown(training.unit)
     updates = "not recorded" if training.num_updates is None else f"{training.num_updates:,} updates"
+    if training.num_updates is not None and training.started_at:
+        updates += f", {training.num_updates - training.started_at:,} of them in this run"
     return updates + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {unit}/s" if seconds and speed else "")
 
 

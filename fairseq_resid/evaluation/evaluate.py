@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,12 @@ def make_averages(job: ScoringJob[Any]) -> None:
 def make_average(output: Path, made_from: list[Path]) -> None:
     """Average these checkpoints unless the average is up to date; a JSON file next to it records its inputs."""
     note = output.with_suffix(".json")
-    inputs = [FileState.of(file) for file in made_from]
     known = records.remembered(note, AverageNote)
-    if output.is_file() and known == AverageNote(inputs, FileState.of(output)):
+    renewed = known.renewed(made_from, output) if known and output.is_file() else None
+    if renewed is not None:
+        records.write(note, renewed)
         return
+    inputs = [FileState.of(file) for file in made_from]
     files = [str(file) for file in made_from]
     children.show(["fairseq-resid", "average", "--inputs", *files, "--output", str(output)])
     averaging.average(made_from, output)
@@ -70,6 +73,7 @@ def evaluate(job: ScoringJob[Any]) -> Results:
             is_training_data=job.is_training_data,
         )
         results, lines = job.task.score(job, unscored, lock)
+        results = replace(results, test_set=job.task.test_set(results))
         records.write(run.results(job.subset), results)
     trained = " (training data)" if job.is_training_data else ""
     for line in lines:

@@ -89,9 +89,11 @@ def make(data: Path, run: Run, out: Path, counts: Sequence[int], seed: int, cpu:
     network = FileState.of(run.last)
     settings: dict[str, Any] = {
         "images": folders.IMAGES.fingerprint(data), "mosaics": list(counts), "seed": seed,
-        "network": [network.file, network.size, network.mtime_ns],
+        "network": [network.file, network.size, network.mtime_ns, network.sha256],
     }  # fmt: skip
     known = records.remembered(raw / "settings.json", dict)
+    if known and FileState(*known["network"]).renewed(run.last):
+        settings["network"] = known["network"]
     if known != settings:
         if known is not None and out.exists():
             raise ValueError(

@@ -50,9 +50,28 @@ def row(name: str, path: Path, results: Results) -> tuple[str, ...]:
     )
 
 
+def test_set(results: Results) -> str:
+    """Return the SHA-256 of a run's test set; empty if the data folder of results before version 1.1 is gone."""
+    try:
+        return results.test_set or kinds.of_results(results).test_set(results)
+    except (OSError, ValueError):
+        return ""
+
+
+def names_of_test_sets(runs: Sequence[Results]) -> list[str]:
+    """Return the name of every run's test set; different sets of one name are distinguished by their SHA-256."""
+    names, sets = [f"{it.corpus} {it.subset}" for it in runs], [*map(test_set, runs)]
+    versions = {name: {it for other, it in zip(names, sets, strict=True) if other == name} for name in names}
+    return [
+        name if len(versions[name]) == 1 else f"{name} (sha256 {it[:12] + '...' if it else 'unknown'})"
+        for name, it in zip(names, sets, strict=True)
+    ]
+
+
 def notes(runs: dict[Path, Results], baselines: Baselines | None) -> list[str]:
     """Return the lines below the table: the data and signature (once if all runs share them), and the baselines."""
-    about = [(f"{it.corpus} {it.subset}", kinds.of_results(it).signature(it)) for it in runs.values()]
+    signatures = [kinds.of_results(it).signature(it) for it in runs.values()]
+    about = [*zip(names_of_test_sets([*runs.values()]), signatures, strict=True)]
     if len(set(about)) == 1:
         lines = [*about[0]]
     else:

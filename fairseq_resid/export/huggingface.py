@@ -96,7 +96,8 @@ def write(
     if set(missing) - tied or unexpected:
         raise RuntimeError(f"{CLASSES[config.model_type]}: missing {missing}, unexpected {unexpected}")
     made.tie_weights()
-    made.to(getattr(torch, quantization or "float32")).save_pretrained(folder, max_shard_size="100TB")
+    with calling("safetensors", folder / WEIGHTS, "cannot write it"):
+        made.to(getattr(torch, quantization or "float32")).save_pretrained(folder, max_shard_size="100TB")
     shutil.copymode(folder / CONFIG, folder / WEIGHTS)  # safetensors makes it readable only by its owner
     records.write(folder / VOCABULARY, vocabularies[0])
     if vocabularies[1] != vocabularies[0]:

@@ -4,6 +4,8 @@
 package patches nothing and does not require fairseq.
 """
 
+import logging
+
 from .building import check_models
 from .command_line import allow_bf16, quiet_root_logger, refuse_code_in_flags, refuse_hydra_train
 from .data import allow_hyphens_in_languages, keep_batches_on_resume, keep_last_batch, keep_place_on_other_devices
@@ -24,6 +26,9 @@ from .processes import compare_processes, send_checkpoints
 from .stopping import remember_patience, save_when_stopped
 from .training import DIVERGED, name_divergence, say_what_runs, skip_overflow_without_gpu, unscale_once
 from .writing import keep_last_optimizer_state, save_at_every_interval, write_whole
+
+# When fairseq is imported, it advises to install tensorboardX, which only its speech tasks need.
+logging.getLogger("fairseq.tasks.text_to_speech").addFilter(lambda record: "tensorboardX" not in record.getMessage())
 
 __all__ = [
     "BETTER_TRANSFORMER_COPIES",

@@ -31,6 +31,15 @@ def require_namespace(args: object) -> None:
         )
 
 
+def residual_name(name: str) -> str:
+    """Parse the value of --residual."""
+    try:
+        connections.canonical(name)
+    except connections.InvalidOption as error:
+        raise argparse.ArgumentTypeError(error.flags.removeprefix("--residual ")) from None
+    return name
+
+
 def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
     """Add --residual, --norm, --residual-backend, --log-coefficients, and a flag for every option of the structures.
 
@@ -39,7 +48,8 @@ def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
     formulas = "; ".join(f"{name}: {connections.structure(name).formula}" for name in connections.names())
     parser.add_argument(
         "--residual",
-        choices=connections.names(),
+        type=residual_name,
+        metavar="NAME",
         help=f"residual structure (default: {default}). {formulas}".replace("%", "%%"),
     )
     parser.add_argument(

@@ -180,14 +180,31 @@ def scores(
     if alone:
         headings, rows = task.list_apart(alone)
         results = [each.results for each in alone]
-        marks = dict.fromkeys(f"{one.corpus} {one.subset}: {task.signature(one)}" for one in results)
-        return {"headings": headings, "rows": rows, "notes": [*marks, *filter(None, [untested])]}, candidates
+        sets = score_table.names_of_test_sets(results)
+        marks = dict.fromkeys(f"{name}: {task.signature(one)}" for name, one in zip(sets, results, strict=True))
+        return {**with_last(alone, headings, rows), "notes": [*marks, *filter(None, [untested])]}, candidates
     headings, rows, (about, *lines) = compare.tested(candidates)
     return {
-        "headings": headings,
-        "rows": rows,
+        **with_last(candidates, headings, rows),
         "notes": [about, f"Tested against {candidates[0].name}.", *lines],
     }, candidates
+
+
+def with_last(
+    candidates: Sequence[compare.Candidate], headings: Sequence[str], rows: Sequence[Sequence[str]]
+) -> dict[str, Any]:
+    """Return headings and rows of a table, with the last checkpoint's score beside the average's.
+
+    An average may be worse, if its oldest checkpoints are.
+    """
+    task = candidates[0].task
+    if not task.has_averages:
+        return {"headings": headings, "rows": rows}
+    last = [task.table_scores(Run(each.path), each.results)[1] for each in candidates]
+    return {
+        "headings": [*headings[:2], *task.table_headings[:2], *headings[3:]],
+        "rows": [[*row[:3], score, *row[3:]] for row, score in zip(rows, last, strict=True)],
+    }
 
 
 def recorded(results: dict[Path, Results], notes: list[str], untested: str) -> dict[str, Any] | None:

@@ -79,7 +79,10 @@ class Display:
 
 def summary(done: TrainingSummary) -> str:
     """Return a one-line summary of a training run."""
-    facts = [f"{done.num_updates or 0:,} updates"]
+    updates = done.num_updates or 0
+    facts = [f"{updates:,} updates"]
+    if done.started_at:
+        facts.append(f"{updates - done.started_at:,} of them in this run")
     if done.train_seconds is not None and done.tokens_per_second is not None:
         facts += [
             f"{clock(done.train_seconds)} of training steps",

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,7 +34,7 @@ from ..foreign import say
 from . import devices, plan, recipe, recovery
 from . import settings as evaluation_settings
 from .display import Display, summary
-from .run import Hardware, Run, RunRecord, Session
+from .run import SESSION, Hardware, Run, RunRecord, Session
 from .training_command import FLAG, MOST_SEED, PROGRAM, TrainingCommand
 
 # The number of spin rounds before an idle thread sleeps; docs/training.md has the measurement.
@@ -59,15 +61,17 @@ PROCESS_FLAGS = (
     "--device-id",
 )
 STOPPING = "\nStopping after this update and saving a checkpoint. Press Ctrl-C again to stop now.\n"
+OUT_OF_TIME = "Stopping training due to cumulative_training_time"  # a line of fairseq-train
+SKIPPED = re.compile(r"([0-9,]+) samples have invalid sizes and will be skipped, max_positions=(\([^)]*\)|[0-9]+)")
 # Flags for folders and the time limit. They do not affect the trained model.
 RESETS = ("--reset-optimizer", "--reset-dataloader", "--reset-lr-scheduler", "--reset-meters")
 PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 
 
 def check_architecture(arch: str, given: TrainingCommand) -> None:
-    """Check that fairseq has an architecture and that its size matches the recipe.
+    """Check that fairseq has an architecture, and that its kind of data and its size match the recipe.
 
-    Raises: ValueError naming similar architectures, or both sizes.
+    Raises: ValueError naming similar architectures, or both sizes; see `check_task`.
     """
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 
@@ -79,6 +83,7 @@ def check_architecture(arch: str, given: TrainingCommand) -> None:
         ours = [name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if model in ("transformer", *OWN_MODELS)]
         near = difflib.get_close_matches(arch, ours, n=4, cutoff=0.5) or ["transformer", "transformer_sas"]
         raise ValueError(f"--arch {arch}: no such architecture; similar ones: {', '.join(near)}")
+    check_task(arch, given)
     if arch in families:
         return  # a family does not set a size
     preset = argparse.Namespace()
@@ -99,11 +104,16 @@ def check_task(arch: str, given: TrainingCommand) -> None:
 
     Raises: ValueError naming the architecture and the task.
     """
-    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel
 
     from ..models import TASKS
 
     task = given.value("--task", folders.TEXT.task)
+    is_known = ARCH_MODEL_NAME_REGISTRY[arch] in TASKS or issubclass(
+        ARCH_MODEL_REGISTRY[arch], FairseqEncoderDecoderModel
+    )
+    if not is_known and task in TASKS.values():
+        raise ValueError(f"--arch {arch}: not an encoder-decoder model, but the recipe's task is {task}")
     kind = folders.of_task(TASKS.get(ARCH_MODEL_NAME_REGISTRY[arch], folders.TEXT.task))
     if kind is not folders.of_task(task):
         raise ValueError(
@@ -279,23 +289,37 @@ def is_finished(command: TrainingCommand, run: Run) -> bool:
     if before and now and not now.has_same_shape(before):
         differences += begun.only(plan.PLANNED_FLAGS).changes(command.only(plan.PLANNED_FLAGS))
     if differences:
+        is_longer = record.finished and any(one.startswith(("--max-update", "--max-epoch")) for one in differences)
+        more = f"; to train longer, give another --run folder and --restore-file {run.last}" if is_longer else ""
         raise ValueError(
             f"{run.path}: was started with different settings ({'; '.join(differences)}); use the same settings, "
-            "choose another --run folder or remove this one"
+            f"choose another --run folder or remove this one{more}"
         )
     can_resume = not any(flag in command for flag in ("--no-save-optimizer-state", "--no-last-checkpoints"))
     return record.finished and (recovery.is_whole(run.last) or not can_resume)
 
 
 def reached_end(command: TrainingCommand, run: Run) -> bool:
-    """Return whether training is complete; with --stop-time-hours, only if it reached --max-update or --max-epoch."""
-    if "--stop-time-hours" not in command:
-        return True
-    done = run.training_summary()
-    most = [command.integer(flag) for flag in ("--max-update", "--max-epoch")]
-    return any(
-        limit and (number or 0) >= limit for limit, number in zip(most, (done.num_updates, done.epochs), strict=True)
-    )
+    """Return whether the last session was not stopped by --stop-time-hours before it reached --max-update."""
+    is_out_of_time = False
+    for line in run.log_lines():
+        is_out_of_time = OUT_OF_TIME in line or (is_out_of_time and SESSION not in line)
+    most = command.integer("--max-update", least=0)
+    return not is_out_of_time or (most or math.inf) <= (run.training_summary().num_updates or 0)
+
+
+def skipped_examples(run: Run) -> list[str]:
+    """Return a phrase for each set of examples that fairseq left out in the last session, with the positions allowed.
+
+    fairseq only logs it.
+    """
+    found: dict[str, None] = {}
+    for line in run.log_lines():
+        if SESSION in line:
+            found.clear()
+        elif skipped := SKIPPED.search(line):
+            found[f"{skipped[1]} examples, which are longer than the model's positions {skipped[2]}"] = None
+    return list(found)
 
 
 def keep_evaluation(run: Run, evaluate: list[str]) -> None:
@@ -356,6 +380,8 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
             records.write(run.record, replace(record, finished=reached_end(command, run)))
             done = run.training_summary()
             say(f"{run.path}: trained: {summary(done)}")
+            for skipped in skipped_examples(run):
+                say(f"{run.path}: warning: fairseq skipped {skipped}", file=sys.stderr)
             if done.explosion and not float(command.value("--clip-norm", "0")):
                 exploded = f"the gradient exploded ({done.explosion}); try --clip-norm 1 or a lower --lr"
                 say(f"{run.path}: warning: {exploded}", file=sys.stderr)
@@ -405,7 +431,6 @@ def request(
     # Only fairseq's parser, in place_data, knows whether a word after a flag is the data folder.
     words = TrainingCommand.parse([*recipe_argv, *extra])
     check_architecture(arch, words)
-    check_task(arch, words)
     # This must run before fairseq reads the flags, because fairseq would warn that --bf16 needs a TPU.
     plan.own_precision(words)
     base, own = place_data(recipe_argv, arch, extra)

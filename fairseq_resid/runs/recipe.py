@@ -44,6 +44,10 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
     """
     path = available().get(name, Path(name))
     if not path.is_file():
+        if path.suffix or len(path.parts) > 1:
+            raise ValueError(
+                f"{name}: no such file; must be a file of fairseq-train flags, or a recipe such as quickstart"
+            )
         near = difflib.get_close_matches(name, available(), n=1)
         meant = f"did you mean {near[0]}? Otherwise choose one of" if near else "choose one of"
         raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")

@@ -20,14 +20,15 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from .. import records
 from ..data import folders
-from ..files import MOST_LOG_BYTES, MOST_LOG_LINES, inside, locked, matching, reading
+from ..files import MOST_LOG_BYTES, MOST_LOG_LINES, inside, locked, matching, reading, sha256
 from .training_command import TrainingCommand, check_size
 
 T = TypeVar("T")
@@ -42,6 +43,9 @@ NUMBERED: dict[Numbering, re.Pattern[str]] = {
 LOGGED = re.compile(r"(?:[^|{]*\|){0,3} ?(\{.*\})\s*")
 # The first line of a training session in the log: its settings.
 SESSION = "fairseq_cli.train | {"
+# Lines of fairseq's trainer.
+LOADED = re.compile(r"Loaded checkpoint .* @ ([0-9]{1,15}) updates\)")
+SAVING = "Saving checkpoint to "
 MOST_SECONDS = 1e12  # maximum duration of a training run; still within the range of timedelta
 MOST_SCORES = 100
 EXPLODED = 100  # a logged gradient norm above this multiple of the median of a run's norms counts as an explosion
@@ -111,6 +115,8 @@ class Explosion:
 class TrainingSummary:
     """Totals of a training run over all its sessions, from train.log; None for values that the log does not contain.
 
+    num_updates: includes those of the checkpoint of another run that training started from, `started_at`; all other
+    values are of this run alone
     train_seconds: time spent in training steps, excluding validation, saving and start-up
     target_tokens: target tokens trained on, including EOS, or images; `unit` says which
     explosion: None if no logged gradient norm is more than EXPLODED times the median
@@ -124,6 +130,7 @@ class TrainingSummary:
     best_valid_loss: float | None = None
     unit: str = "target tokens"
     explosion: Explosion | None = None
+    started_at: int = 0
 
     def __post_init__(self) -> None:
         if self.train_seconds is not None and not 0 <= self.train_seconds <= MOST_SECONDS:
@@ -162,6 +169,7 @@ class Results:
     source, target: languages in the direction of the model; tokenize: sacrebleu's tokeniser for `bleu`; all empty in
     results of 1.0.0
     bleu: four decimals, with `signature`; None for images and captions; scores: all scores, by model and label
+    test_set: SHA-256 of the references or images; empty before version 1.1
     sentences: number of sentences, images or captioned images; is_training_data: whether the model was trained on them
     """
 
@@ -173,6 +181,7 @@ class Results:
     bleu: ByModel | None = None
     signature: str = ""
     data: str = ""
+    test_set: str = ""
     sentences: int = 0
     averaged_checkpoints: list[str] = field(default_factory=list)
     decoding: dict[str, str | None] = field(default_factory=dict)
@@ -196,16 +205,44 @@ class Results:
 
 @dataclass(frozen=True)
 class FileState:
-    """File fingerprint: name, size in bytes and modification time."""
+    """File fingerprint: name, size in bytes, modification time, and SHA-256, which is empty before version 1.1."""
 
     file: str
     size: int
     mtime_ns: int
+    sha256: str = ""
 
     @classmethod
     def of(cls, path: Path) -> FileState:
         status = path.stat()
-        return cls(path.name, status.st_size, status.st_mtime_ns)
+        return cls(path.name, status.st_size, status.st_mtime_ns, _content(path, status.st_size, status.st_mtime_ns))
+
+    def renewed(self, path: Path) -> FileState | None:
+        """Return the fingerprint with the file's modification time; None if the file differs.
+
+        The file is read only if its time differs, as after a copy.
+        """
+        status = path.stat()
+        if (self.file, self.size) != (path.name, status.st_size):
+            return None
+        if self.mtime_ns == status.st_mtime_ns:
+            return self
+        is_same = self.sha256 == _content(path, status.st_size, status.st_mtime_ns)
+        return replace(self, mtime_ns=status.st_mtime_ns) if is_same else None
+
+
+@cache
+def _content(path: Path, size: int, mtime_ns: int) -> str:
+    return sha256(path)
+
+
+def renewed_states(known: Sequence[FileState], paths: Sequence[Path]) -> list[FileState] | None:
+    """Return the fingerprints of files with their modification times; None if a file differs."""
+    if len(known) != len(paths):
+        return None
+    found = [one.renewed(path) for one, path in zip(known, paths, strict=True)]
+    renewed = [one for one in found if one is not None]
+    return renewed if len(renewed) == len(found) else None
 
 
 @dataclass(frozen=True)
@@ -214,6 +251,11 @@ class AverageNote:
 
     inputs: list[FileState]
     output: FileState
+
+    def renewed(self, inputs: Sequence[Path], output: Path) -> AverageNote | None:
+        """Return the note with the files' modification times; None if a file differs."""
+        states = renewed_states([*self.inputs, self.output], [*inputs, output])
+        return AverageNote(states[:-1], states[-1]) if states else None
 
 
 @dataclass(frozen=True)
@@ -390,6 +432,19 @@ class Run:
         except FileNotFoundError:
             return
 
+    def started_at(self) -> int:
+        """Return the number of updates of the checkpoint of another run that training started from; 0 if none.
+
+        It was loaded before this run saved its first checkpoint.
+        """
+        updates = 0
+        for line in self.log_lines():
+            if SAVING in line:
+                break
+            if loaded := LOADED.search(line):
+                updates = int(loaded[1])
+        return updates
+
     def training_summary(self) -> TrainingSummary:
         """Compute the amount and speed of training and the best validation loss from train.log.
 
@@ -399,6 +454,8 @@ class Run:
         If training was resumed in the middle of an epoch, the epoch is logged twice; the second record covers all of
         it, because the meters are in the checkpoint. If training was restarted from an older checkpoint, the new
         records replace the old ones written after that checkpoint.
+        If training started from a checkpoint of another run, the seconds of the first epoch may be those of both runs,
+        but train_ups is of this run.
         """
         epochs: dict[int, dict[str, Any]] = {}
         losses: dict[int, float] = {}
@@ -421,12 +478,12 @@ class Run:
                 losses[updates] = float(loss)
 
         tokens = seconds = 0.0
-        done = 0
+        done = started_at = self.started_at()
         for record in epochs.values():
             added = int(record["train_num_updates"]) - done
-            done += added
             tokens += float(record.get("train_wpb", math.nan)) * added
-            seconds += _epoch_seconds(record, added)
+            seconds += _epoch_seconds(record, added, is_shared=done == started_at > 0)
+            done += added
         measured = math.isfinite(tokens) and 0 < seconds <= MOST_SECONDS
         finite = [loss for loss in losses.values() if math.isfinite(loss)]
         return TrainingSummary(
@@ -438,6 +495,7 @@ class Run:
             best_valid_loss=min(finite, default=None),
             unit=folders.of_log(next(iter(epochs.values()), {})).unit,
             explosion=find_explosion(norms),
+            started_at=started_at,
         )
 
 
@@ -487,7 +545,9 @@ def log_record(line: str) -> dict[str, Any] | None:
     return record if all(math.isfinite(numbers[name]) for name in (*counts, *({"update"} & record.keys()))) else None
 
 
-def _epoch_seconds(record: dict[str, Any], updates: float) -> float:
+def _epoch_seconds(record: dict[str, Any], updates: float, is_shared: bool) -> float:
+    """Return the seconds of training steps; is_shared: whether train_train_wall may include updates of another run."""
     rounded = float(record.get("train_train_wall", math.nan))
     ups = float(record.get("train_ups", 0))
-    return min(max(updates / ups, rounded - 0.5, 0.0), rounded + 0.5) if ups > 0 else rounded
+    least = 0.0 if is_shared else rounded - 0.5
+    return min(max(updates / ups, least, 0.0), rounded + 0.5) if ups > 0 else rounded

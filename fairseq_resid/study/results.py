@@ -49,7 +49,7 @@ class Comparison:
 
     seeds: number of finished seeds in each group; effects: by measure, empty unless every group has a finished run
     untested: reason for omitting intervals and p: a group has no finished run, a run diverged, so that the remaining
-        seeds are a biased sample, or a group did not train; otherwise ""
+        seeds are a biased sample, or a run did not train; otherwise ""
     """
 
     seeds: list[int]
@@ -264,7 +264,7 @@ class KeptRuns:
             untested = f"{lost} diverged"
         elif task.floor is not None:
             name, least = task.floor
-            if any(plain.fmean(run.note.scores[task.best][name].score for run in group) < least for group in finished):
+            if any(run.note.scores[task.best][name].score < least for group in finished for run in group):
                 untested = f"{name} below {least:g}"
         if untested:
             effects = {measure: Effect(found.difference) for measure, found in effects.items()}

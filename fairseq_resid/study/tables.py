@@ -267,7 +267,7 @@ def notes(results: StudyResults) -> list[str]:
     of = [f"{text} ({', '.join(names)})" if len(where) > 1 else text for text, names in where.items()]
     reasons = ["a group has a single seed", "a training run diverged"]
     if task.floor is not None:
-        reasons.append(f"a group did not train (mean {task.floor[0]} below {task.floor[1]:g})")
+        reasons.append(f"a run did not train ({task.floor[0]} below {task.floor[1]:g})")
     families = "with the flags of the recipe"
     if any(row.at for row in results.rows):
         families = (

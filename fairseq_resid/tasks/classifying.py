@@ -17,7 +17,7 @@ from ..cli.progress import Progress
 from ..data import folders
 from ..data.images import folder as image_folder
 from ..data.images.folder import ImageData
-from ..runs.run import EVALUATE, FileState, Results, Run, Scored
+from ..runs.run import EVALUATE, FileState, Results, Run, Scored, renewed_states
 from . import answers
 from .answers import Answer
 from .protocol import (
@@ -128,9 +128,14 @@ def remembered_answers(job: ScoringJob[ImageData]) -> list[Answer]:
     file = answers_file(job.run, job.subset)
     note = file.with_suffix(".json")
     part = job.data.path / f"{job.subset.split('+')[0]}.npy"
-    mine = AnswersNote(FileState.of(job.run.last), str(job.data.path.resolve()), FileState.of(part))
-    if is_kept(file, note, mine, "the same files"):
+
+    def renewed(known: AnswersNote) -> AnswersNote | None:
+        states = renewed_states([known.checkpoint, known.file], [job.run.last, part])
+        return AnswersNote(states[0], str(job.data.path.resolve()), states[1]) if states else None
+
+    if is_kept(file, note, AnswersNote, renewed, "the same files"):
         return answers.read_answers(file)
+    mine = AnswersNote(FileState.of(job.run.last), str(job.data.path.resolve()), FileState.of(part))
     given = answer(job)
     answers.write_answers(file, given)
     records.write(note, mine)
@@ -178,6 +183,10 @@ class ImageClassification(Task[ImageData]):
         if weight is not None and weight.size(0) != len(record.classes):
             raise ValueError(f"{path}: {len(record.classes)} classes, but {run.last} was trained with {weight.size(0)}")
         return ImageData(path, record)
+
+    def test_set(self, results: Results) -> str:
+        checksums = image_folder.ImageRecord.of(Path(results.data)).checksums
+        return " ".join(checksums.get(f"{split}.npy", "") for split in results.subset.split("+"))
 
     def nll(self, job: ScoringJob[ImageData], model: ScoredModel) -> float:
         return answers.nll(remembered_answers(job))

@@ -49,6 +49,7 @@ class Data(Protocol):
 
 
 D = TypeVar("D", bound=Data)
+N = TypeVar("N")
 
 
 @dataclass(frozen=True)
@@ -183,7 +184,7 @@ class Task(ABC, Generic[D]):
 
     table_headings: scores and speed in a table of runs; headings: columns of a comparison
     measures: the measures of a study, by name; shown: additional scores in its table
-    floor: a measure and a threshold; an arm with a lower mean counts as untrained and is not tested for significance
+    floor: a measure and a threshold; a run with a lower score did not train, and its arm is not tested for significance
     curve: the quantity of analysis/curves.py that a study plots by epoch
     kept_files: patterns of the files in RUN/decode that a study keeps
     """
@@ -227,6 +228,13 @@ class Task(ABC, Generic[D]):
         Raises: ValueError if the task has no BLEU; see `read_outputs`.
         """
         raise ValueError(f"--tokenize {tokenize}: applies to BLEU, but {run.path} is a model of {self.folder.content}")
+
+    @abstractmethod
+    def test_set(self, results: Results) -> str:
+        """Return the SHA-256 of the references or images that these results are about.
+
+        Raises: ValueError or OSError naming the missing or damaged file.
+        """
 
     @abstractmethod
     def nll(self, job: ScoringJob[D], model: ScoredModel) -> float:
@@ -340,9 +348,16 @@ def article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def is_kept(file: Path, note: Path, mine: Any, made: str) -> bool:
-    """Return whether a file exists and its note equals `mine`; if so, print that the file is reused."""
-    kept = file.is_file() and records.remembered(note, type(mine)) == mine
-    if kept:
-        say(f"{file}: made from {made}, reused")
-    return bool(kept)
+def is_kept(file: Path, note: Path, kind: type[N], renew: Callable[[N], N | None], made: str) -> bool:
+    """Return whether a file exists and its note is valid; if so, print that the file is reused.
+
+    kind: type of the note; renew: returns the note with the times of its files, or None if it is not valid
+    """
+    known = records.remembered(note, kind) if file.is_file() else None
+    renewed = None if known is None else renew(known)
+    if renewed is None:
+        return False
+    if renewed != known:
+        records.write(note, renewed)
+    say(f"{file}: made from {made}, reused")
+    return True

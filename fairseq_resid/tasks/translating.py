@@ -16,7 +16,7 @@ from ..data.text.binarised import SPECIAL, check_texts, require_subset
 from ..data.text.bleu import perfect
 from ..data.text.folder import Corpus
 from ..files import MOST_COUNT, bounded, inside, read_lines, read_rows, write_text
-from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored
+from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored, renewed_states
 from ..runs.trained_on import check_same_dictionaries, direction_of, find_data, setting
 from .protocol import (
     LAST,
@@ -33,7 +33,7 @@ from .protocol import (
     mean_of_sums,
 )
 from .text import decoding, likelihood, published, scoring
-from .text.significance import Translations, check_comparable, significance
+from .text.significance import Translations, check_comparable, digest, significance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,9 +71,34 @@ class DecodingNote:
             sorted(blank),
         )
 
-    def still_describes(self, file: Path, note: Path) -> bool:
-        """Return whether a file was made from the same files and settings; if so, print that it is reused."""
-        return is_kept(file, note, self, "the same files with the same settings")
+    def renewed(
+        self, job: ScoringJob[Any], model: ScoredModel, settings: dict[str, str | None], blank: Collection[int] = ()
+    ) -> DecodingNote | None:
+        """Return the note with the times and paths of its files; None if the content or a setting differs."""
+        checkpoints = renewed_states(self.checkpoints, model.made_from)
+        files = renewed_states(self.files, job.data.inputs(job.subset))
+        is_same = self.settings == {**settings, "cpu": job.cpu} and self.text == {"form": job.data.form.form}
+        if checkpoints is None or files is None or not is_same or self.blank != sorted(blank):
+            return None
+        return replace(self, checkpoints=checkpoints, data=str(job.data.path.resolve()), files=files)
+
+
+def is_reused(
+    file: Path,
+    note: Path,
+    job: ScoringJob[Any],
+    model: ScoredModel,
+    settings: dict[str, str | None],
+    blank: Collection[int] = (),
+) -> bool:
+    """Return whether a file was made from the same files with the same settings; if so, print that it is reused."""
+    return is_kept(
+        file,
+        note,
+        DecodingNote,
+        lambda known: known.renewed(job, model, settings, blank),
+        "the same files with the same settings",
+    )
 
 
 def decoding_settings(job: ScoringJob[Any]) -> dict[str, str | None]:
@@ -90,10 +115,10 @@ def translate(
     Raises: DecodingError if fairseq-generate fails or skips a sentence.
     """
     log, hypotheses, note = (job.decoded(model.name, kind) for kind in ("log", "hyp", "json"))
-    mine = DecodingNote.of(job, model, decoding_settings(job), blank)
-    if mine.still_describes(hypotheses, note):
+    settings = decoding_settings(job)
+    if is_reused(hypotheses, note, job, model, settings, blank):
         return read_lines(hypotheses)
-    corpus = job.data
+    mine, corpus = DecodingNote.of(job, model, settings, blank), job.data
     command = decoding.generate_command(
         corpus.path,
         model.file,
@@ -118,9 +143,9 @@ def translate(
 def reference_nll(job: ScoringJob[Any], model: ScoredModel) -> list[likelihood.Sentence]:
     """Return the NLL of every reference under one model, reusing RUN/decode if its inputs have not changed."""
     file, note = (job.decoded(model.name, kind) for kind in ("nll", "nll.json"))
-    mine = DecodingNote.of(job, model, {})
-    if mine.still_describes(file, note):
+    if is_reused(file, note, job, model, {}):
         return likelihood.read_nll(file)
+    mine = DecodingNote.of(job, model, {})
     sentences = likelihood.measure_nll(job, model.file)
     file.parent.mkdir(exist_ok=True)
     likelihood.write_nll(file, sentences)
@@ -235,6 +260,10 @@ class Translation(Task[Corpus]):
 
     def task_flags(self, cfg: Any, data: Corpus) -> tuple[str, ...]:
         return (*super().task_flags(cfg, data), *decoding.translation_flags(cfg, data))
+
+    def test_set(self, results: Results) -> str:
+        direction = (results.source, results.target) if results.target else None
+        return digest(Corpus.read(Path(results.data), direction).references(results.subset))
 
     def nll(self, job: ScoringJob[Corpus], model: ScoredModel) -> float:
         return likelihood.mean(reference_nll(job, model))

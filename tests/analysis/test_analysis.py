@@ -268,8 +268,15 @@ def test_analyze_writes_results_and_names_missing_runs(
     assert "reused" not in capsys.readouterr().out
     found = records.read(analyze.analysis_file(Run(run)), Analysis)
     assert found.data == str(other) and not found.is_own_data
-    assert not found.is_of(found.made_from, None, "valid", 8, False)  # without --data
-    assert found.is_of(found.made_from, other, "valid", 8, False)
+    checkpoint = Run(run).checkpoint()
+    assert not found.is_of(checkpoint, None, "valid", 8, False)  # without --data
+    assert found.is_of(checkpoint, other, "valid", 8, False)
+    copy = shutil.copyfile(checkpoint, tmp_path / checkpoint.name)
+    assert found.is_of(copy, other, "valid", 8, False)
+    with copy.open("r+b") as file:  # another file of the same size
+        file.seek(-1, 2)
+        file.write(b"\xff")
+    assert not found.is_of(copy, other, "valid", 8, False)
 
 
 @pytest.mark.parametrize(

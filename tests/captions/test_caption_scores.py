@@ -14,6 +14,7 @@ import pytest
 from fairseq_resid.__main__ import main
 from fairseq_resid.cli.frame import MissingPackage
 from fairseq_resid.data.captions import folder
+from fairseq_resid.files import sha256
 from fairseq_resid.runs.run import Run
 from fairseq_resid.tasks import captioning, kinds
 from fairseq_resid.tasks.text import caption_scores, likelihood
@@ -124,6 +125,7 @@ def test_scores_are_those_of_the_decoded_captions(data: Path, runs: list[Path], 
     results = Run(runs[1]).read_results()
     captions = (runs[1] / "decode" / "test.averaged.hyp").read_text().splitlines()
     references = folder.CaptionData(data, folder.CaptionRecord.of(data)).references("test")
+    assert results.test_set == sha256(data / "ref" / "test.tsv")
     assert len(captions) == 6 == results.sentences and results.architecture == "captioning_sas"
     plain = [[text.lower().rstrip(".!").replace(",", "") for text in texts] for texts in references.texts]
     bleu, _ = Bleu(4).compute_score(dict(enumerate(plain)), {n: [one] for n, one in enumerate(captions)}, verbose=0)

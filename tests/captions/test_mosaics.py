@@ -116,7 +116,11 @@ def test_corpus_has_features_of_the_network_and_pictures(
     assert "was not made from these files" in capsys.readouterr().err
     other = tmp_path / "other"
     shutil.copytree(network, other)
-    (other / "checkpoint_last.pt").touch()  # as after further training
+    (other / "checkpoint_last.pt").touch()
+    assert main(["prepare-mosaics", *flags, "--network", str(other)]) == 0  # a copy
+    state = torch.load(other / "checkpoint_last.pt", weights_only=False)
+    state["model"]["classify.bias"] += 1  # as after further training
+    torch.save(state, other / "checkpoint_last.pt")
     assert main(["prepare-mosaics", *flags, "--network", str(other)]) == 2
     assert "was not made from these files" in capsys.readouterr().err
     assert main(["prepare-mosaics", *flags]) == 0  # the refused commands changed nothing

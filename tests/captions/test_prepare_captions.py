@@ -82,6 +82,43 @@ def test_features_without_boxes_are_recorded(official: Official, tmp_path: Path)
     assert not folder.CaptionRecord.of(tmp_path / "made").has_boxes and not stored(tmp_path / "made", "valid")[1].any()
 
 
+@pytest.mark.parametrize("kind", ["npz", "hdf5"])
+def test_boxes_of_only_some_images_are_refused(official: Official, tmp_path: Path, capsys: Capture, kind: str) -> None:
+    h5py = pytest.importorskip("h5py")
+    source = tmp_path / "features"
+    if kind == "npz":
+        source.mkdir()
+    with h5py.File(tmp_path / "other" if kind == "npz" else source, "w") as file:
+        for place, number in enumerate(NUMBERS):
+            feat, boxes = regions(number)
+            given = {"bbox": boxes, "image_w": 640, "image_h": 480} if place % 2 else {}
+            if kind == "npz":
+                np.savez(source / f"{number}.npz", feat=feat, **given)
+                continue
+            file[f"{number}_features"] = feat
+            if given:
+                file[f"{number}_boxes"] = boxes / [640, 480, 640, 480]
+    said = error_of(capsys, tmp_path / "made", official[0], source)
+    assert f"{source}: 13 of 26 images have no boxes, for example {NUMBERS[0]}, {NUMBERS[2]}, " in said
+    assert "must have boxes for all images or for none" in said and not (tmp_path / "made").exists()
+
+
+def test_captions_that_are_left_out_or_filled_are_counted(official: Official, tmp_path: Path, capsys: Capture) -> None:
+    found = images()
+    for place in (0, 1, 21):
+        found[place]["sentences"].append({"tokens": [], "raw": " ", "sentid": 2})
+    found[2]["sentences"][0]["raw"] = ""
+    out = tmp_path / "made"
+    assert main(out, write_json(tmp_path / "found.json", found), official[1]) == 0
+    train, valid, test = (row for row in capsys.readouterr().out.splitlines() if " images, " in row)
+    assert (
+        "train: 16 images, 32 captions" in train and "; 2 captions without words left out; 1 references made" in train
+    )
+    assert "left out" not in valid and "references made" not in test and "; 1 captions without words left out" in test
+    record = folder.CaptionRecord.of(out)
+    assert record.empty == {"train": 2, "valid": 0, "test": 1} and record.captions["train"] == 32
+
+
 def test_finished_folder_is_kept_and_another_corpus_refused(
     data: Path, official: Official, tmp_path: Path, capsys: Capture
 ) -> None:
@@ -271,8 +308,10 @@ def bad_npz(path: Path, case: str) -> str:
 def test_bad_npz_files_are_refused_by_image(official: Official, tmp_path: Path, case: str, capsys: Capture) -> None:
     npz = tmp_path / "npz"
     npz.mkdir()
+    size = {"image_w": 640, "image_h": 480}
     for number in NUMBERS:
-        np.savez(npz / f"{number}.npz", feat=regions(number)[0])
+        feat, bbox = regions(number)
+        np.savez(npz / f"{number}.npz", feat=feat, **({"bbox": bbox, **size} if case == "box without size" else {}))
     message = bad_npz(npz / "100.npz", case)
     assert f"image 100: {message}" in error_of(capsys, tmp_path / "made", official[0], npz)
 

@@ -108,7 +108,7 @@ def test_exit_code_is_the_return_value() -> None:
 
 def test_full_disk_error_says_what_to_do(capsys: Capture) -> None:
     assert command(raising(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")))([]) == 2
-    assert "free some space and run the same command again" in capsys.readouterr().err
+    assert "; free some space and run the same command again, which resumes\n" in capsys.readouterr().err
 
 
 def test_signal_that_killed_a_child_is_an_interrupt(capsys: Capture) -> None:
@@ -147,8 +147,8 @@ def test_closed_pipe_after_help_is_silent() -> None:
 
 
 def chatter() -> int:
-    logging.getLogger("fairseq.tasks.text_to_speech").info("Please install tensorboardX")
-    logging.getLogger("fairseq.tasks.text_to_speech").error("an error")
+    logging.getLogger("fairseq.tasks.translation").info("[en] dictionary: 804 types")
+    logging.getLogger("fairseq.tasks.translation").error("an error")
     logging.getLogger("elsewhere").warning("a warning of another")
     warnings.warn("torch.cuda.amp.autocast is deprecated", FutureWarning, stacklevel=1)
     warnings.warn("something new", UserWarning, stacklevel=1)

@@ -307,8 +307,10 @@ def test_invalid_number_is_refused(name):
 
 @pytest.mark.parametrize("call", [connections.canonical, connections.options, lambda name: build(name, C)])
 def test_unknown_name_is_refused(call):
-    with pytest.raises(ValueError, match="name='postln'") as error:
+    with pytest.raises(ValueError, match=r"name='postln': no such structure; similar ones: post_ln$"):
         call("postln")
+    with pytest.raises(ValueError, match="name='zzzz'") as error:
+        call("zzzz")
     for name in connections.names():
         assert name in str(error.value)
 

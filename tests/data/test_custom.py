@@ -207,6 +207,23 @@ def test_subwords_are_learned_from_long_lines_too(raw_text: dict[str, Path], tmp
     assert json.loads((tmp_path / "data" / "corpus.json").read_text())["round_trip"]["valid"]["bleu"] == 100.0
 
 
+def test_training_pairs_with_an_empty_side_are_counted(
+    raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefixes = copy(raw_text, tmp_path / "raw")
+    for side, line in (("en", 4), ("en", 9), ("xx", 2)):
+        file = Path(f"{prefixes['train']}.{side}")
+        lines = file.read_text().splitlines()
+        lines[line] = " "
+        file.write_text("".join(f"{text}\n" for text in lines))
+    kept, clean = tmp_path / "kept", tmp_path / "clean"
+    assert custom.main(flags(prefixes, kept)) == 0
+    assert "; a side is empty in 3 of these pairs (--clean drops them)" in capsys.readouterr().out
+    assert json.loads((kept / "corpus.json").read_text())["lines"]["train"]["half_empty"] == 3
+    assert custom.main([*flags(prefixes, clean), "--clean"]) == 0
+    assert "298 of 301 pairs" in (shown := capsys.readouterr().out) and "a side is empty" not in shown
+
+
 def test_texts_may_share_a_name_in_different_folders(raw_text: dict[str, Path], tmp_path: Path) -> None:
     prefixes = {}
     for split, prefix in raw_text.items():
@@ -227,7 +244,9 @@ def test_impossible_vocabulary_size_is_reported(
     """The bound in the message is exact: the text can be prepared with it."""
     assert custom.main(flags(raw_text, tmp_path / "data", vocab_size=size)) == 2
     end = f"error: --vocab-size {size}: must be {bound} ([0-9]+) for this training text\n"
-    found = re.search(f"{end}$", capfd.readouterr().err)
+    said = capfd.readouterr().err
+    found = re.search(f"{end}$", said)
+    assert "absl" not in said
     assert not (tmp_path / "data").exists()
     assert found and custom.main(flags(raw_text, tmp_path / "data", vocab_size=found[1])) == 0
 

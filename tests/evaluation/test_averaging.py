@@ -98,12 +98,12 @@ def test_average_equals_wide_precision_sum_divided_by_n(files: list[Path], tmp_p
     assert got["fp16"].isfinite().all()
 
 
-def test_averaging_most_of_a_run_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = [save(tmp_path / f"checkpoint{epoch}.pt", epoch) for epoch in (5, 6, 9, 10)]
-    averaging.average(files, tmp_path / "out.pt")  # updates 500 to 1,000
+def test_averaging_more_than_a_quarter_of_a_run_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [save(tmp_path / f"checkpoint{epoch}.pt", epoch) for epoch in (9, 10, 11, 12)]
+    averaging.average(files, tmp_path / "out.pt")  # updates 900 to 1,200
     assert capsys.readouterr().err == ""
-    averaging.average([save(tmp_path / "checkpoint4.pt", 4), *files], tmp_path / "out.pt")
-    said = f"{tmp_path / 'out.pt'}: warning: averages checkpoints from update 400 to 1,000, 60% of the training: "
+    averaging.average([save(tmp_path / "checkpoint8.pt", 8), *files], tmp_path / "out.pt")
+    said = f"{tmp_path / 'out.pt'}: warning: averages checkpoints from update 800 to 1,200, 33% of the training: "
     assert capsys.readouterr().err.startswith(said)
 
 

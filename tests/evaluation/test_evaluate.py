@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
@@ -65,6 +66,8 @@ def test_evaluation_runs_end_to_end(evaluated: str, here: Run) -> None:
     assert evaluated.index("run valid: BLEU") < evaluated.index("run test: BLEU")
     assert results["training"]["num_updates"] == 12
     assert results["training"]["tokens_per_second"] > 0
+    references = "\n".join(read_lines(Path("data/ref/test.fr")))
+    assert results["test_set"] == hashlib.sha256(references.encode()).hexdigest()
 
 
 def test_nll_equals_score_reference_of_fairseq_generate(evaluated: str, here: Run, tmp_path: Path) -> None:
@@ -114,9 +117,9 @@ def test_only_changed_parts_are_evaluated_again(copy: Run, decoder: Decoder, cap
     assert len(decoder.commands) == 2 and copy.results().read_text() == first
     assert capsys.readouterr().out.count("reused\n") == 4
 
-    content = copy.last.read_bytes()
+    earlier = copy.numbered("update")[0].read_bytes()
     copy.last.unlink()
-    copy.last.write_bytes(content)  # a new file, as after further training
+    copy.last.write_bytes(earlier)
     assert main(arguments(copy)) == 0
     assert [words[words.index("--path") + 1] for words in decoder.commands[2:]] == [str(copy.last)]
     assert main([*arguments(copy), "--last", "1"]) == 0  # a different average
@@ -127,6 +130,40 @@ def test_only_changed_parts_are_evaluated_again(copy: Run, decoder: Decoder, cap
     assert len(decoder.commands) == 5
     assert main([*arguments(copy), "--last", "1", "--cpu"]) == 0
     assert len(decoder.commands) == 7 and decoder.commands[-1][-1] == "--cpu"
+
+
+def copied(source: Path, target: Path) -> Path:
+    """Copy a folder as `cp -r` does: the content is the same, and the times are new."""
+    return Path(shutil.copytree(source, target, copy_function=shutil.copyfile))
+
+
+def test_copied_run_is_not_decoded_again(copy: Run, decoder: Decoder, tmp_path: Path, capsys: Capture) -> None:
+    assert main(arguments(copy)) == 0 and len(decoder.commands) == 2
+    other, data = Run(copied(copy.path, tmp_path / "other")), copied(Path("data"), tmp_path / "data")
+    capsys.readouterr()
+    for folder in (Path("data"), data, data):
+        assert main([*arguments(other), "--data", str(folder)]) == 0
+        out = capsys.readouterr().out
+        assert out.count("reused\n") == 4 and "fairseq-resid average" not in out
+    assert len(decoder.commands) == 2
+    results = [json.loads(run.results().read_text()) for run in (copy, other)]
+    assert results[0] | {"data": ""} == results[1] | {"data": ""}
+    with (data / "test.en-fr.en.bin").open("r+b") as file:  # the same size
+        file.write(b"\x05")
+    assert main([*arguments(other), "--data", str(data)]) == 0
+    assert len(decoder.commands) == 4
+
+
+def test_notes_without_checksums_are_valid_until_the_times_change(copy: Run, decoder: Decoder, tmp_path: Path) -> None:
+    """Version 1.0 did not record checksums."""
+    assert main(arguments(copy)) == 0
+    for note in [*copy.decode.glob("*.json"), copy.path / "averaged.json"]:
+        note.write_text(re.sub(r',\s*"sha256": "[0-9a-f]{64}"', "", note.read_text()))
+        assert "sha256" not in note.read_text()
+    assert main(arguments(copy)) == 0
+    assert len(decoder.commands) == 2
+    assert main(arguments(Run(copied(copy.path, tmp_path / "other")))) == 0
+    assert len(decoder.commands) == 4
 
 
 def test_interrupted_evaluation_reuses_finished_model(

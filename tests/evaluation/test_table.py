@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from pathlib import Path
@@ -11,8 +12,10 @@ import pytest
 from rich.console import Console
 
 from fairseq_resid.evaluation import table
+from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from support.evaluation import SIGNATURE
+from support.scored_runs import data_folder
 
 Capture = pytest.CaptureFixture[str]
 
@@ -66,6 +69,28 @@ def test_table_in_terminal_shows_every_character(tmp_path: Path) -> None:
     first = next(index for index, line in enumerate(lines) if "one" in line)
     rest = lines[first + 1 : lines.index("wmt14-en-de test")]
     assert lines[first].split()[1] + "".join(map(str.strip, rest)) == long
+
+
+def test_test_sets_of_one_name_are_told_apart(tmp_path: Path, capsys: Capture) -> None:
+    """The runs `old` were evaluated before results.json contained the checksum of the test set."""
+    sha = {"one": "a" * 64, "same": "a" * 64, "other": "b" * 64}
+    runs = {name: str(results(tmp_path, name, name, test_set=it)) for name, it in sha.items()}
+    data = data_folder(tmp_path / "tiny")
+    runs["old"] = str(results(tmp_path, "old", "old", data=str(data)))
+    runs["old-without-data"] = str(results(tmp_path, "old-without-data", "old"))
+
+    def shown(*names: str) -> str:
+        assert table.main([runs[name] for name in names]) == 0
+        return capsys.readouterr().out
+
+    assert shown("one", "same").count("wmt14-en-de test\n") == 1
+    out = shown("one", "other")
+    assert "one: wmt14-en-de test (sha256 aaaaaaaaaaaa...)\n" in out
+    assert "other: wmt14-en-de test (sha256 bbbbbbbbbbbb...)\n" in out
+    lines = "\n".join(read_lines(data / "ref" / "test.xx"))
+    of_data = hashlib.sha256(lines.encode()).hexdigest()[:12]
+    assert f"old: wmt14-en-de test (sha256 {of_data}...)\n" in shown("one", "old")
+    assert "old-without-data: wmt14-en-de test (sha256 unknown)\n" in shown("one", "old-without-data")
 
 
 def test_differently_scored_runs_show_their_signatures(tmp_path: Path, capsys: Capture) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from fairseq_resid.cli import children
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Explosion, Run
+from support.evaluation import BIN, shell
 
 FIRST = [  # one process; records of epoch 2 appear twice, because fairseq adds a log handler per epoch
     "{'_name': None, 'common': {'log_format': 'json'}}",
@@ -65,6 +67,24 @@ def test_training_summary_counts_a_restarted_run_once(logged: Callable[[list[str
     assert (again.num_updates, again.epochs, again.best_valid_loss, again.target_tokens) == (10, 1, 5.5, 1000)
 
 
+def test_summary_of_a_continued_run_counts_its_own_updates(logged: Callable[[list[str]], Any]) -> None:
+    """The other run stopped in mid-epoch 2, so the record of this epoch has the tokens and the seconds of both."""
+    loaded = "2026-11-29 06:51:16 | INFO | fairseq.trainer | Loaded checkpoint {} (epoch 2 @ {} updates)"
+    saved = "2026-11-29 06:51:16 | INFO | fairseq.trainer | Saving checkpoint to /run/checkpoint_2_16.pt"
+    lines = [
+        loaded.format("other/checkpoint_last.pt", 15),
+        saved,
+        '{"epoch": 2, "train_ups": "2.5", "train_wpb": "100", "train_num_updates": "20", "train_train_wall": "9"}',
+        loaded.format("run/checkpoint_last.pt", 20),
+        '{"epoch": 3, "train_ups": "2", "train_wpb": "110", "train_num_updates": "28", "train_train_wall": "4"}',
+    ]
+    summary = logged(lines)
+    assert (summary.num_updates, summary.started_at) == (28, 15)
+    assert summary.target_tokens == 5 * 100 + 8 * 110
+    assert summary.train_seconds == 5 / 2.5 + 8 / 2
+    assert summary.tokens_per_second == pytest.approx(1380 / 6, abs=0.05)
+
+
 def test_training_summary_is_none_without_records(logged: Callable[[list[str]], Any], tmp_path: Path) -> None:
     empty = logged([])
     assert empty.num_updates is empty.tokens_per_second is empty.best_valid_loss is None
@@ -90,6 +110,25 @@ def test_explosion_is_the_largest_norm_far_above_the_median(logged: Callable[[li
     assert logged(norms("0", "0", "5")).explosion is logged(norms("nan")).explosion is None
     # Training was restarted from update 10 and went better.
     assert logged([*norms("0.5", "0.5", "0.5", "500"), *norms("0.5", "0.5", "0.5")[2:]]).explosion is None
+
+
+def test_continued_run_reports_its_own_speed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its first run stopped in the middle of an epoch."""
+    flags = (
+        "--arch transformer_iwslt_de_en --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 "
+        "--decoder-embed-dim 16 --encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 "
+        "--decoder-attention-heads 2 --share-all-embeddings --optimizer adam --lr 0.02 --max-tokens 128 --cpu "
+        f"--max-update 15 --no-epoch-checkpoints --save-dir {tmp_path / 'run'} --log-format json "
+        f"--restore-file {trained / 'checkpoints/run/checkpoint_last.pt'}"
+    )
+    out = shell(BIN / "fairseq-train", "data", "--user-dir", children.PACKAGE, *flags.split(), cwd=trained)
+    run = Run(tmp_path / "run")
+    run.train_log.write_text(out)
+    summary = run.training_summary()
+    (epoch,) = (json.loads(line[line.index("{") :]) for line in out.splitlines() if '"train_wpb"' in line)
+    assert (summary.num_updates, summary.started_at) == (15, 12)
+    assert summary.target_tokens == round(3 * float(epoch["train_wpb"]))
+    assert summary.tokens_per_second == pytest.approx(float(epoch["train_wps"]), rel=0.1)
 
 
 def test_training_summary_matches_a_real_run(here: Run) -> None:

@@ -100,6 +100,13 @@ def test_translate_uses_the_text_form_of_the_corpus(run: Path, corpus: Path, tmp
     assert moses.translate([line.removesuffix(" .") + "."]) == [moses.text.target.restore(tokens)]
 
 
+def test_importing_fairseq_gives_no_advice_on_tensorboard(run: Path, corpus: Path) -> None:
+    code = "from fairseq_resid.evaluation.translate import Translator\n"
+    code += f"Translator({str(run)!r}, {str(corpus)!r}, cpu=True)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0 and "tensorboard" not in (done.stdout + done.stderr).lower(), done.stderr
+
+
 @pytest.mark.parametrize("where", ["no run", "no checkpoint", "no model", "no checkpoint file", "no data"])
 def test_translate_names_missing_files(where: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     folder, data = tmp_path / "run", tmp_path / "data"

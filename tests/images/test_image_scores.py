@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shutil
@@ -36,6 +37,7 @@ def test_scores_belong_to_the_last_checkpoint(data: Path, runs: list[Path], caps
     assert results.scores["last"]["error"].score == pytest.approx(wrong)
     nll = float(nn.functional.cross_entropy(logits, sample["target"]))
     assert results.scores["last"]["NLL"].score == pytest.approx(nll, abs=2e-4)
+    assert results.test_set == hashlib.sha256((data / "test.npy").read_bytes()).hexdigest()
     assert results.bleu is None and results.parameters == count(model)
     assert not (runs[0] / "averaged.pt").exists()
     assert main(["evaluate", str(runs[0]), "--cpu"]) == 0

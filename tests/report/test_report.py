@@ -157,6 +157,17 @@ def test_untested_scores_show_a_reason_but_no_p_value(runs: list[Path], tmp_path
     assert "arch_base" in text and "arch_sas" in text
 
 
+@pytest.mark.parametrize("flags", [[], ["--untested", "One seed."]])
+def test_score_of_the_last_checkpoint_is_beside_the_average(runs: list[Path], tmp_path: Path, flags: list[str]) -> None:
+    out = tmp_path / "report.html"
+    assert report.main([*map(str, runs), *flags, "--out", str(out)]) == 0
+    text = " ".join(Page(out.read_text()).text)
+    assert "BLEU avg BLEU last" in " ".join(text.split())
+    for run in runs:
+        bleu = Run(run).read_results().bleu
+        assert bleu and f"arch_{run.name} {bleu.averaged:.2f} {bleu.last:.2f}" in " ".join(text.split())
+
+
 def test_runs_with_the_same_folder_name_keep_their_own_outputs(data: Path, tmp_path: Path) -> None:
     runs = [evaluated(data, "one/baseline", 0.9), evaluated(data, "two/baseline", 0.5)]
     assert report.main([*map(str, runs), "--out", str(tmp_path / "same.html")]) == 0

@@ -53,6 +53,17 @@ def test_exploded_gradient_is_reported_unless_it_was_clipped(fake_train: Path, c
     assert ("exploded" in shown.err) == (clip == "0")
 
 
+def test_examples_that_fairseq_skips_are_reported(fake_train: Path, capsys: Capture) -> None:
+    line = (
+        "| WARNING | tasks.fairseq_task | {} samples have invalid sizes and will be skipped, max_positions=(64, 64), "
+    )
+    session = "fairseq_cli.train | {'_name': None}\n"
+    (fake_train / "log").write_text(session + 2 * f"{line.format('1,234')}first few sample ids=[7, 3]\n")
+    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 0
+    said = "run: warning: fairseq skipped 1,234 examples, which are longer than the model's positions (64, 64)\n"
+    assert capsys.readouterr().err == said
+
+
 def test_failed_training_resumes_only_with_same_settings(fake_train: Path, capsys: Capture) -> None:
     words = ["quickstart", "--arch", "transformer", "--run", "run"]
     (fake_train / "code").write_text("3")
@@ -64,6 +75,18 @@ def test_failed_training_resumes_only_with_same_settings(fake_train: Path, capsy
     (fake_train / "code").write_text("0")
     assert launch.main(words) == 0
     assert len(calls(fake_train)) == 2 and calls(fake_train)[0] == calls(fake_train)[1]
+
+
+def test_finished_run_with_a_longer_training_says_how_to_continue(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer", "--run", "run"]
+    assert launch.main(words) == 0
+    hint = "; to train longer, give another --run folder and --restore-file run/checkpoint_last.pt\n"
+    assert launch.main([*words, "--max-update", "900"]) == 2
+    assert capsys.readouterr().err.endswith(
+        f"(--max-update was 504, now 900); use the same settings, choose another --run folder or remove this one{hint}"
+    )
+    assert launch.main([*words, "--lr", "0.25"]) == 2
+    assert "to train longer" not in capsys.readouterr().err
 
 
 def test_run_without_checkpoint_may_change_settings(fake_train: Path) -> None:
@@ -269,10 +292,15 @@ def test_resume_with_different_versions_warns_and_records_both(
 
 
 def test_time_limit_does_not_finish_a_run(fake_train: Path, capsys: Capture) -> None:
-    words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-update", "20"]
+    """fairseq logs the mean of the last epoch even if it stops in the middle of it."""
+    words = ["quickstart", "--arch", "transformer", "--run", "run", "--max-update", "0", "--max-epoch", "1"]
+    begin = "fairseq_cli.train | {'_name': None}\n"
+    stop = "fairseq_cli.train | Stopping training due to cumulative_training_time: 0.2 > stop_time_hours: 0.1 hour(s)\n"
+    end = 'train | {"epoch": 1, "train_loss": "1", "train_num_updates": "20"}\n'
+    (fake_train / "log").write_text(begin + stop + end)
     assert launch.main([*words, "--stop-time-hours", "0.1"]) == 0
     assert not json.loads(Path("run/run.json").read_text())["finished"]
-    Path("run/train.log").write_text('{"epoch": 1, "train_loss": "1", "train_num_updates": "20"}\n')
+    (fake_train / "log").write_text(begin + end)
     assert launch.main([*words, "--stop-time-hours", "2"]) == 0  # a different time limit does not change the model
     assert len(calls(fake_train)) == 2 and json.loads(Path("run/run.json").read_text())["finished"]
     assert launch.main(words) == 0

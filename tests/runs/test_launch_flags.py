@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_resid import connections
 from fairseq_resid.runs import launch, plan, recipe
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.training_command import TrainingCommand
@@ -33,6 +34,32 @@ def test_unknown_recipe_error_lists_recipes(fake_train: Path, capsys: Capture) -
     assert launch.main(["quikstart", "--arch", "transformer"]) == 2
     error = capsys.readouterr().err
     assert "quikstart: no such recipe" in error and "multi30k-en-de, quickstart" in error and not calls(fake_train)
+
+
+@pytest.mark.parametrize("name", ["nope.txt", "recipes/quickstart"])
+def test_missing_recipe_file_is_named_as_a_file(fake_train: Path, capsys: Capture, name: str) -> None:
+    assert launch.main([name, "--arch", "transformer"]) == 2
+    said = f"fairseq-resid train: error: {name}: no such file; must be a file of fairseq-train flags, or a recipe"
+    assert capsys.readouterr().err.startswith(said) and not calls(fake_train)
+
+
+def test_unknown_residual_error_suggests_similar_names(fake_train: Path, capsys: Capture) -> None:
+    words = ["quickstart", "--arch", "transformer_resid", "--residual"]
+    assert launch.main([*words, "rskip"]) == 2
+    error = capsys.readouterr().err
+    assert "--residual: rskip: no such structure; similar ones: " in error
+    assert {"rskip_ln", "xskip"} <= set(error.strip().split("similar ones: ")[1].split(", "))
+    assert launch.main([*words, "zzzz"]) == 2
+    listed = capsys.readouterr().err.strip().split("zzzz: choose one of ")[1].split(", ")
+    assert listed == sorted(connections.names()) and not calls(fake_train)
+    with pytest.raises(connections.InvalidOption, match=r"name='rskip': no such structure; similar ones: .*rskip_ln"):
+        connections.build("rskip", 8)
+
+
+def test_language_model_is_refused_for_translation(fake_train: Path, capsys: Capture) -> None:
+    assert launch.main(["quickstart", "--arch", "transformer_lm"]) == 2
+    said = "--arch transformer_lm: not an encoder-decoder model, but the recipe's task is translation"
+    assert said in capsys.readouterr().err and not calls(fake_train)
 
 
 def test_unknown_architecture_error_suggests_similar_names(fake_train: Path, capsys: Capture) -> None:

@@ -19,7 +19,8 @@ import math
 import re
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,10 @@ class FeatureSource(ABC):
 
     @abstractmethod
     def __contains__(self, image: str) -> bool: ...
+
+    @abstractmethod
+    def has_boxes(self, image: str) -> bool:
+        """Return whether the source has boxes for an image. Raises: see `find`."""
 
     @abstractmethod
     def find(self, image: str) -> Found:
@@ -142,6 +147,9 @@ class TsvFeatures(FeatureSource):
     def __contains__(self, image: str) -> bool:
         return image in self.lines
 
+    def has_boxes(self, image: str) -> bool:
+        return True
+
     def find(self, image: str) -> Found:
         number, offset, place = self.lines[image]
         self.opened[number].seek(offset)
@@ -175,13 +183,22 @@ class NpzFeatures(FeatureSource):
     def __contains__(self, image: str) -> bool:
         return (self.path / f"{image}.npz").is_file()
 
-    def find(self, image: str) -> Found:
-        wanted = ("feat", "bbox", "image_w", "image_h")
+    def has_boxes(self, image: str) -> bool:
+        with self._open(image) as archive:
+            return "bbox.npy" in archive.NameToInfo
+
+    @contextmanager
+    def _open(self, image: str) -> Iterator[zipfile.ZipFile]:
         try:
             with open_regular(self.path / f"{image}.npz") as file, zipfile.ZipFile(file) as archive:
-                found = {name: _array(archive, f"{name}.npy") for name in wanted if f"{name}.npy" in archive.NameToInfo}
+                yield archive
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
             raise ValueError(f"damaged: {' '.join(str(error).split())}") from None
+
+    def find(self, image: str) -> Found:
+        wanted = ("feat", "bbox", "image_w", "image_h")
+        with self._open(image) as archive:
+            found = {name: _array(archive, f"{name}.npy") for name in wanted if f"{name}.npy" in archive.NameToInfo}
         if "feat" not in found:
             raise ValueError("has no array `feat`")
         if "bbox" not in found or found["bbox"].ndim != 2 or found["bbox"].shape[1] != 4:
@@ -234,9 +251,12 @@ class Hdf5Features(FeatureSource):
     def __contains__(self, image: str) -> bool:
         return f"{image}_features" in self.opened
 
+    def has_boxes(self, image: str) -> bool:
+        return f"{image}_boxes" in self.opened
+
     def find(self, image: str) -> Found:
         try:
-            boxes = self._dataset(f"{image}_boxes") if f"{image}_boxes" in self.opened else None
+            boxes = self._dataset(f"{image}_boxes") if self.has_boxes(image) else None
             features = self._dataset(f"{image}_features")
         except (OSError, RuntimeError, KeyError, TypeError) as error:
             raise ValueError(f"damaged: {' '.join(str(error).split())[:200]}") from None

@@ -16,7 +16,7 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -39,6 +39,7 @@ class CaptionRecord(FolderRecord):
     """DATA/captions.json.
 
     captions, regions: numbers of captions and regions by split
+    empty: number of captions without words, which were left out, by split
     width: number of features per region; words: size of the dictionary
     has_boxes: whether the boxes are known; otherwise all are 0
     thumbnail: height and width of the pictures, if there are any
@@ -53,6 +54,7 @@ class CaptionRecord(FolderRecord):
     width: int
     words: int
     has_boxes: bool
+    empty: dict[str, int] = field(default_factory=dict)
     thumbnail: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:

@@ -47,11 +47,17 @@ class Dataset(Struct):
 
 @dataclass(frozen=True)
 class CaptionCorpus:
-    """All captions by split. words: those that a model is trained on; references: the original ones."""
+    """All captions by split. words: those that a model is trained on; references: the original ones.
+
+    empty: number of captions without words, which are left out, by split
+    without_raw: number of captions without the original text, whose references are their words, by split
+    """
 
     dataset: str
     words: Mapping[str, Captions]
     references: Mapping[str, Captions]
+    empty: Mapping[str, int]
+    without_raw: Mapping[str, int]
 
     def dictionary(self) -> list[tuple[str, int]]:
         """Return the words that occur at least LEAST times in the training captions, with counts, most frequent first.
@@ -74,6 +80,7 @@ def read_corpus(path: Path) -> CaptionCorpus:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not in the format of dataset_coco.json: {' '.join(str(error).split())}") from None
     words, references = ({split: Captions([], []) for split in SPLITS} for _ in range(2))
+    empty, without_raw = (dict.fromkeys(SPLITS, 0) for _ in range(2))
     known: set[int] = set()
     for place, image in enumerate(found.images, start=1):
         number = image.imgid if image.cocoid is None else image.cocoid
@@ -96,9 +103,13 @@ def read_corpus(path: Path) -> CaptionCorpus:
         if wrong or split is None:
             raise ValueError(f"{path}: image {number}: {wrong}")
         known.add(number)
+        empty[split] += len(texts) - len(kept)
+        without_raw[split] += sum(
+            bool(text) and not one.raw.split() for one, text in zip(image.sentences, texts, strict=True)
+        )
         for captions, side in ((words[split], 0), (references[split], 1)):
             captions.ids.append(str(number))
             captions.texts.append([pair[side] for pair in kept])
-    if empty := [split for split in SPLITS if not words[split].ids]:
-        raise ValueError(f"{path}: has no {empty[0]} images; train (or restval), val and test must each have some")
-    return CaptionCorpus(found.dataset, words, references)
+    if lacking := [split for split in SPLITS if not words[split].ids]:
+        raise ValueError(f"{path}: has no {lacking[0]} images; train (or restval), val and test must each have some")
+    return CaptionCorpus(found.dataset, words, references, empty, without_raw)

@@ -141,6 +141,24 @@ def differences(manifest: CaptionManifest, corpus: CaptionCorpus) -> list[str]:
     return found
 
 
+def check_boxes(source: FeatureSource, images: Sequence[str]) -> None:
+    """Raise ValueError if some images have boxes and others do not: a model would take a missing box for a position."""
+    with Progress(f"boxes of {source.path}", len(images), "images") as progress:
+        without = []
+        for image in images:
+            try:
+                if not source.has_boxes(image):
+                    without.append(image)
+            except ValueError as error:
+                raise ValueError(f"{source.path}: image {image}: {error}") from None
+            progress.advance(1)
+    if 0 < len(without) < len(images):
+        raise ValueError(
+            f"{source.path}: {len(without):,} of {len(images):,} images have no boxes, for example "
+            f"{', '.join(without[:SHOWN])}; must have boxes for all images or for none"
+        )
+
+
 def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> None:
     """Write the data folder and rename it when it is complete."""
     corpus = read_corpus(options.captions)
@@ -157,6 +175,7 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Non
         if missing := [image for image in corpus.words[split].ids if image not in source]:
             more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
             raise ValueError(f"{options.features}: no features for {split} images: {', '.join(missing[:SHOWN])}{more}")
+    check_boxes(source, [image for split in SPLITS for image in corpus.words[split].ids])
     data, settings = work / "data", {**asked(manifest, options), "read": read_of(options)}
     if records.remembered(work / "settings.json", dict) != settings:
         shutil.rmtree(data, ignore_errors=True)
@@ -175,7 +194,12 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Non
             size = (pictures.shape[1], pictures.shape[2])
         _write_captions(data / f"{split}.captions.tsv", captions)
         _write_captions(data / f"ref/{split}.tsv", corpus.references[split])
-        say(f"{split}: {len(captions.ids):,} images, {sum(map(len, captions.texts)):,} captions, {count:,} regions")
+        facts = [f"{len(captions.ids):,} images, {sum(map(len, captions.texts)):,} captions, {count:,} regions"]
+        if corpus.empty[split]:
+            facts.append(f"{corpus.empty[split]:,} captions without words left out")
+        if corpus.without_raw[split]:
+            facts.append(f"{corpus.without_raw[split]:,} references made from `tokens`, because `raw` is empty")
+        say(f"{split}: {'; '.join(facts)}")
     write_text(data / DICTIONARY, "".join(f"{word} {count}\n" for word, count in words))
     if manifest.width not in (None, width):
         wrong.append(f"{width:,} features per region, not {manifest.width:,}")
@@ -187,6 +211,7 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Non
         regions=regions,
         width=width,
         words=len(words),
+        empty=dict(corpus.empty),
         has_boxes=has_boxes,
         thumbnail=size,
         read=settings["read"],

@@ -21,11 +21,12 @@ WRITER = "fairseq-resid prepare"
 
 
 class PairCounts(msgspec.Struct, frozen=True):
-    """The number of pairs read, kept, and dropped for each reason."""
+    """The number of pairs read, kept, and dropped for each reason; half_empty: kept ones with an empty side."""
 
     read: int = msgspec.field(name="in")
     kept: int = msgspec.field(name="out")
     dropped: dict[str, int] = {}
+    half_empty: int = 0
 
     def __str__(self) -> str:
         reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in self.dropped.items() if count]

@@ -145,6 +145,9 @@ def _show_result(out: Path, show: bool) -> None:
     for split, lines in record.lines.items():
         sides = " and ".join(f"{count:,} {language}" for language, count in record.tokens[split].items())
         phrases = [f"{split}: {lines.kept:,} of {lines.read:,} pairs, {sides} subwords"]
+        if lines.half_empty:
+            remedy = " (--clean drops them)" if split == "train" else ""
+            phrases.append(f"a side is empty in {lines.half_empty:,} of these pairs{remedy}")
         if trip := record.round_trip.get(split):
             best = "" if trip.exact == trip.of else f" (best possible BLEU: {trip.bleu:.2f}, {trip.signature})"
             phrases.append(f"{trip.exact:,} of {trip.of:,} {record.target} lines survive the subword round trip{best}")

@@ -148,7 +148,7 @@ def _learn_sentencepiece(sentences: Iterator[str], settings: dict[str, Any]) -> 
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=sentences,
             model_writer=content,  # a file name would be stored in the model
-            **settings,
+            **{**settings, "minloglevel": 2},  # its errors are raised
         )
     except RuntimeError as error:
         said = str(error)
@@ -290,7 +290,7 @@ class Encode:
                 reason = self.limits.reason(len(source), len(target)) if self.limits else None
                 counts.update(("in", reason or "out"))
                 if not reason:
-                    counts.update(source=len(source), target=len(target))
+                    counts.update(source=len(source), target=len(target), half_empty=not (source and target))
                     yield " ".join(plain_words(source)), " ".join(plain_words(target))
 
 
@@ -309,5 +309,7 @@ def encode(
     """
     counts = shards.transform(what, [files], outputs, Encode(kind, model, limits), workers)
     reasons = clean.SUBWORD_REASONS if limits else ()
-    pairs = PairCounts(counts["in"], counts["out"], {reason: counts[reason] for reason in reasons})
+    pairs = PairCounts(
+        counts["in"], counts["out"], {reason: counts[reason] for reason in reasons}, counts["half_empty"]
+    )
     return pairs, (counts["source"], counts["target"])

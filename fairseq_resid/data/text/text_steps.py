@@ -451,7 +451,9 @@ def corpus_record(
         unverified=tuple(unverified),
         skipped=dict(job.skipped),
         lines={
-            split: PairCounts(tokenised.pairs[split].read, counts.kept, dropped[split] | counts.dropped)
+            split: PairCounts(
+                tokenised.pairs[split].read, counts.kept, dropped[split] | counts.dropped, counts.half_empty
+            )
             for split, counts in encoded.pairs.items()
         },
         tokens=encoded.tokens,

@@ -52,11 +52,16 @@ def check_comparable(first: Candidate, other: Candidate) -> None:
     check_conditions(first, other)
     texts = [each.outputs.references for each in (first, other)]
     if texts[0] != texts[1]:
-        digests = [hashlib.sha256("\n".join(text).encode()).hexdigest()[:12] for text in texts]
+        digests = [digest(text)[:12] for text in texts]
         raise ValueError(
             f"{first.path} and {other.path} cannot be compared: reference texts differ "
             f"(sha256 {digests[0]}..., {digests[1]}...)"
         )
+
+
+def digest(lines: Sequence[str]) -> str:
+    """Return the SHA-256 of reference texts, in hex."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def significance(candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
