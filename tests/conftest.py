@@ -67,8 +67,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--core", action="store_true", help="run only the core tests, as scripts/test.sh does")
     text = "skip tests that have not started by this time, in seconds since 1970"
     parser.addoption("--until", metavar="SECONDS", type=float, default=math.inf, help=text)
-    text = "run the tests that every structure must pass, for this structure only; can be repeated"
-    parser.addoption("--structure", metavar="NAME", action="append", default=[], help=text)
+    text = (
+        "run the tests that every structure must pass, for this structure only; can be repeated; FILE: the test file "
+    )
+    text += "of a structure of another package"
+    parser.addoption("--structure", metavar="NAME[=FILE]", action="append", default=[], help=text)
     parser.addoption("--faults-table", type=Path, help="write the rows from the `fault` fixture to this file")
 
 
@@ -103,7 +106,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if chosen := config.getoption("--structure"):
         from support import structures
 
-        structures.select(chosen)
+        names = structures.select(chosen)
+        config.args += [str(structures.file_of(name)) for name in names if not structures.is_ours(name)]
     for text in ("version_base", "'config' is validated", "strict flag", "deprecated keyword", "hydra.experimental"):
         config.addinivalue_line("filterwarnings", rf"ignore:[\s\S]*{text}:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*(find_module|find_loader|load_module)")
@@ -144,7 +148,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     The longest test runs first, so that other workers can run the rest meanwhile.
     """
     if chosen := config.getoption("--structure"):
-        own = [ROOT / "tests" / "structures" / f"{name}.py" for name in chosen]
+        from support import structures
+
+        own = [structures.file_of(one.partition("=")[0]) for one in chosen]
         kept = [item for item in items if item.get_closest_marker("structures") or item.path in own]
         if not all(file.is_file() for file in own):
             kept = [item for item in items if item.name == "test_every_structure_has_its_test_file"]

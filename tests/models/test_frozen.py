@@ -34,6 +34,8 @@ def test_every_frozen_variant_is_tested(files: tuple[dict[str, Any], dict[str, A
 def test_names_in_checkpoints_are_frozen(
     name: str, options: dict[str, Any], files: tuple[dict[str, Any], dict[str, Any]]
 ) -> None:
+    if not structures.is_ours(name):
+        pytest.skip("another package may freeze the names of its own structure")
     names, counts = files
     label = label_of(name, options)
     assert label in names and label in counts, f"{label} has no frozen names: run {frozen.COMMAND}"

@@ -27,7 +27,7 @@ Its `test_*` functions, for initial values and special cases, are collected like
 from __future__ import annotations
 
 import functools
-import importlib
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +39,7 @@ from fairseq_resid import connections
 from support.formulas import largest_row
 
 FOLDER = Path(__file__).resolve().parent.parent / "structures"
+FILES: dict[str, Path] = {}  # of structures of other packages
 Options = dict[str, Any]
 MISSING = """{name} has no test file: write tests/structures/{name}.py with its formula, for example
 
@@ -55,19 +56,52 @@ def registered() -> list[str]:
     return connections.own_names()
 
 
+def file_of(name: str) -> Path:
+    """Return the test file of a structure, which need not exist."""
+    return FILES.get(name, FOLDER / f"{name}.py")
+
+
 def has_file(name: str) -> bool:
-    return (FOLDER / f"{name}.py").is_file()
+    return file_of(name).is_file()
 
 
 ALL = [name for name in registered() if has_file(name)]
 NAMES = sorted(ALL)  # the structures to test: only some with --structure NAME
 
 
-def select(names: list[str]) -> None:
-    """Restrict the tests to these structures. This must be called before any test file is imported."""
-    if unknown := [name for name in names if name not in registered()]:
-        raise pytest.UsageError(f"--structure {unknown[0]}: choose one of {', '.join(registered())}")
-    NAMES[:] = sorted(set(names) & set(ALL))
+def select(chosen: list[str]) -> list[str]:
+    """Restrict the tests to these structures, and return their names. Call this before any test file is imported.
+
+    chosen: names, or NAME=FILE for a structure of another package with its test file
+    """
+    FILES.update((name, Path(file)) for name, is_given, file in (one.partition("=") for one in chosen) if is_given)
+    names = [one.partition("=")[0] for one in chosen]
+    known = [name for name in connections.names() if name == connections.canonical(name)]
+    for name in names:
+        if name not in known:
+            raise pytest.UsageError(f"--structure {name}: choose one of {', '.join(known)}")
+        if not is_ours(name) and not has_file(name):
+            raise pytest.UsageError(
+                f"--structure {name}: of another package; give --structure {name}=FILE, its test file"
+            )
+    NAMES[:] = sorted(filter(has_file, set(names)))
+    return names
+
+
+def is_ours(name: str) -> bool:
+    """Return whether a structure is of this project, which lists the parameters and draws the formulas of its own."""
+    return name in registered()
+
+
+def load(name: str) -> ModuleType:
+    """Import the test file of a structure."""
+    if name not in FILES:
+        return importlib.import_module(f"structures.{name}")
+    found = importlib.util.spec_from_file_location(f"structures.{name}", FILES[name])
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
 
 
 class Spec:
@@ -75,7 +109,7 @@ class Spec:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.module: ModuleType = importlib.import_module(f"structures.{name}")
+        self.module: ModuleType = load(name)
         self.formula: Callable[..., Any] | None = self.get("formula", None)
         self.stack: Callable[..., Any] | None = self.get("stack", None)
         assert self.formula or self.stack, f"tests/structures/{name}.py: define formula(x, f, p, options, place)"

@@ -90,6 +90,39 @@ def test_structure_consists_of_two_files(tree: Path) -> None:
     assert set(MATRIX.split()) <= set(found["passed"]) and "test_start_value" in found["passed"]
 
 
+def test_structure_of_another_package_passes_the_same_tests(tmp_path: Path) -> None:
+    """The class is that of the page with the import that the page gives; the package has an entry point."""
+    name, module = "scaled_branch", "your_package.scaled_branch"
+    line = " ".join(re.findall(r"`(from fairseq_resid\.connections import [^`]*)`", PAGE)[0].split())
+    text = re.sub(r"(from \.\w+ import .*\n)+", f"{line}\n", FILES[0][1])
+    package, record = tmp_path / "your_package", tmp_path / "your_package-1.0.dist-info"
+    for folder in (package, record):
+        folder.mkdir()
+    (package / "__init__.py").touch()
+    (package / "scaled_branch.py").write_text(text, encoding="utf-8")
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: your_package\nVersion: 1.0\n")
+    entry = re.findall(r"^```toml\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)[0]
+    assert f'\n{name} = "{module}"\n' in entry
+    (record / "entry_points.txt").write_text(f"[fairseq_resid.structures]\n{name} = {module}\n")
+    file, report = tmp_path / "formula of mine.py", tmp_path / "report.xml"
+    command = f"python -m pytest -n 0 -q -p no:cacheprovider --structure '{name}={file}' --junitxml {report}"
+    assert f"python -m pytest --structure {name}=path/to/tests/{name}.py\n" in PAGE
+
+    def tested(formula: str, flags: str = "") -> dict[str, list[str]]:
+        file.write_text(formula, encoding="utf-8")
+        _, output = shell(f"PYTHONPATH={tmp_path}:{ROOT} {command} {flags}", ROOT)
+        assert report.is_file(), output[-4000:]
+        return outcomes(report)
+
+    found = tested(FILES[1][1])
+    of_this_project = {"test_names_in_checkpoints_are_frozen", "test_gallery_is_up_to_date"}
+    assert found.keys() <= {"passed", "skipped"}, found
+    assert {*MATRIX.split(), "test_start_value"} - of_this_project <= set(found["passed"])
+    wrong = FILES[1][1].replace('x + p["branch_weight"]', '2 * x + p["branch_weight"]')
+    assert wrong != FILES[1][1]
+    assert "test_site_equals_its_formula" in tested(wrong, "-k test_site_equals_its_formula")["failure"]
+
+
 def test_class_without_its_test_file_fails_one_test(tree: Path) -> None:
     code, output = shell("python -m pytest --collect-only -q -p no:cacheprovider", tree)
     assert code == 0, output[-4000:]
