@@ -49,7 +49,7 @@ ALLOWED = {
     "cli/frame.py:open_streams": "the null device",
     "cli/frame.py:reader_has_gone": "the null device",
     "cli/machine.py:processor": "/proc/cpuinfo",
-    "data/captions/features.py:NpzFeatures.find": STREAM,
+    "data/captions/features.py:NpzFeatures._open": STREAM,
     "data/captions/features.py:_array": STREAM,
     "data/captions/folder.py:mapped": "numbers of any size, mapped; opened by files.open_any_size",
     "data/extract.py": STREAM,
