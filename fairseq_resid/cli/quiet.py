@@ -24,7 +24,7 @@ LOGGERS = {
     "fairseq.utils": logging.INFO,  # that the plugin has already been imported
     "fairseq.models.fairseq_model": logging.INFO,
     "fairseq_resid.fairseq_patches": logging.INFO,
-    "fairseq_resid.ops.dispatch": logging.INFO,  # the backend, which is in the training log anyway
+    "fairseq_resid.ops.compilation": logging.INFO,  # that an old backend means eager
     "root": logging.INFO,
 }
 # Regular expressions for warnings, matched from the first character.

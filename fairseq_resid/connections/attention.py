@@ -87,6 +87,8 @@ class AttentionResidual(ResidualConnection):
     State:    grows by C at each site: v_0, then the F of every sublayer, or the sum of its block so far
     """
 
+    compiles = False  # every site of a stack has its own width, and so its own graph
+
     def __init__(self, place: Place, options: AttentionOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         place.require_depths()
@@ -96,7 +98,6 @@ class AttentionResidual(ResidualConnection):
         self.norm = place.norm(place.dim)
         self.depth = nn.Identity() if place.index == 0 else DepthAttention(place.dim, options.block_size)
 
-    @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         return self.norm(self.depth(state))
 

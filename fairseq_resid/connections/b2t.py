@@ -29,7 +29,6 @@ class BottomToTop(ResidualConnection):
         self.scale = place.depth(place.stack) ** -0.5
         self.norm = place.norm(place.dim)
 
-    @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         return state[..., : self.dim]
 

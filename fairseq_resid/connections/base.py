@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import use_kernels
+from ..ops import compiled_formula
 from .options import InvalidOption, Options
 from .place import Place
 
@@ -24,8 +24,7 @@ class ResidualConnection(nn.Module):
         state = site.enter(x)                                        # once, at the start of a stack
         state = site(state, sublayer(site.branch_input(state)))     # at every site
 
-    A subclass implements its formula in `combine`. A subclass with a kernel also implements the formula, including
-    dropout, in `combine_fused`; `backend` (--residual-backend) selects one of the two.
+    A subclass implements its formula in `combine`, which `backend` (--residual-backend) calls as it is or compiled.
 
     Shapes:   state: (..., n·C), one tensor; f_out: (..., C) with the same leading dimensions: nothing is broadcast.
               n is 1 for most structures, whose state is the shortcut x
@@ -36,31 +35,29 @@ class ResidualConnection(nn.Module):
               module or a probability: F = dropout(f_out); described: the name and options that print(model) shows
     """
 
+    compiles = True  # whether `backend` compile applies
+
     def __init__(
         self,
         place: Place,
         options: Options,
         dropout: nn.Module | float = 0.0,
-        backend: str = "auto",
+        backend: str = "eager",
         described: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        # TorchScript cannot read these three attributes, so subclasses copy the values that their formulas need.
         self.place, self.options, self.described = place, options, dict(described or {})
         self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
         self.backend = backend
         self.dim = place.dim
-        self.kernel = ("chain", 1)  # the kernel that combine_fused calls (self_check.Kind), and its number of norms
         # Bounds on the number of channels of a state. Both are multiples of C, and a maximum of 0 means no limit. A
         # structure with a wide state may set both bounds; `build` sets the maximum of all other structures to C.
         self.least_width, self.most_width = place.dim, 0
 
-    @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
         """Return the initial state of a stack from its input (..., C); a state is returned unchanged."""
         return x
 
-    @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         """Return the input of the sublayer. The default is the whole state."""
         return state
@@ -68,28 +65,16 @@ class ResidualConnection(nn.Module):
     def forward(self, state: Tensor, f_out: Tensor) -> Tensor:
         """Return the next state from the state and the sublayer's raw output f_out.
 
-        Raises: ValueError naming the argument with the wrong shape (torch.jit.Error from TorchScript); TypeError naming
-                the argument that is not a tensor, such as the tuple that an attention module returns.
+        Raises: ValueError naming the argument with the wrong shape; TypeError naming the argument that is not a tensor,
+                such as the tuple that an attention module returns.
         """
-        is_tracing = False
-        if not torch.jit.is_scripting():  # nested: TorchScript only drops a bare is_scripting branch
-            is_tracing = torch.jit.is_tracing()  # sizes are tensors while tracing
-            for name, given in (("state", state), ("f_out", f_out)):
-                if not isinstance(given, Tensor):
-                    raise TypeError(f"{name} of type {type(given).__name__}: must be a tensor")
-        if not is_tracing:
-            check_shapes(state, f_out, self.dim, self.least_width, self.most_width)
-        if not torch.jit.is_scripting():  # noqa: SIM102
-            if use_kernels(self.backend, self.training, state, f_out, self.kernel):
-                p = dropout_probability(self.dropout)
-                if p is None:
-                    return self.combine_fused(state, self.dropout(f_out), 0.0)
-                return self.combine_fused(state, f_out, p)
+        for name, given in (("state", state), ("f_out", f_out)):
+            if not isinstance(given, Tensor):
+                raise TypeError(f"{name} of type {type(given).__name__}: must be a tensor")
+        check_shapes(state, f_out, self.dim, self.least_width, self.most_width)
+        if self.backend == "compile" and self.compiles:
+            return compiled_formula(self, state, f_out)
         return self.combine(state, self.dropout(f_out))
-
-    def combine_fused(self, state: Tensor, f_out: Tensor, p: float) -> Tensor:
-        """Return combine(state, dropout(f_out, p)), computed by the kernels in `ops`."""
-        raise NotImplementedError("a structure with a kernel must define combine_fused")
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         """Return the next state from the state and the branch F = dropout(f_out): the structure's formula."""
@@ -161,23 +146,6 @@ def probability(dropout: Any) -> float:
     if not 0 <= value <= 1:  # also true for NaN
         raise InvalidOption("dropout", dropout, "must be a number from 0 to 1, or a module")
     return value
-
-
-def dropout_probability(dropout: nn.Module) -> float | None:
-    """Return the current probability of a dropout module; None if only the module itself can apply the dropout.
-
-    A class other than nn.Dropout provides this probability through a method `probability()`.
-    """
-    known = getattr(dropout, "probability", None)
-    if type(dropout) is nn.Dropout:
-        p, drops = float(dropout.p), dropout.training
-    elif known is not None:
-        p, drops = float(known()), True
-    else:
-        return None
-    if p >= 1:  # F / (1 - p) is undefined
-        return None
-    return p if drops else 0.0
 
 
 def sites(module: nn.Module) -> dict[str, ResidualConnection]:

@@ -7,12 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .folding import Fold, affine
 from .options import Options
 from .place import Place
-from .registry import Structure, for_all_options, register
+from .registry import Structure, register
 
 
 def deep_norm_scales(place: Place) -> tuple[float, float]:
@@ -47,10 +46,6 @@ class DeepNorm(ResidualConnection):
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return self.norm(torch.add(f, x, alpha=self.alpha))
 
-    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        norm = self.norm
-        return fused_recursive_layer_norm(x, f_out, [norm.weight], [norm.bias], norm.eps, p, self.alpha)
-
     def init_branch(self, **linears: nn.Linear | nn.Conv2d) -> None:
         for name, linear in linears.items():
             nn.init.xavier_normal_(linear.weight, gain=1.0 if name in ("query", "key") else self.beta)
@@ -72,7 +67,6 @@ class Keel(ResidualConnection):
         self.inner_norm = place.norm(place.dim)
         self.norm = nn.Identity() if place.index == 0 else place.norm(place.dim)
 
-    @torch.jit.export
     def branch_input(self, x: Tensor) -> Tensor:
         return self.inner_norm(x)
 
@@ -90,7 +84,6 @@ register(
     Structure(
         Options,
         DeepNorm,
-        has_kernel=for_all_options,
         folds=fold,
         formula="LN(αx + F), α and initialisation by depth",
         source="Wang 2022",

@@ -40,6 +40,8 @@ class DenseFormer(PreLayerNorm):
               last value.
     """
 
+    compiles = False  # every site of a stack has its own width, and so its own graph
+
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         layers = place.depth(place.stack)
@@ -52,7 +54,6 @@ class DenseFormer(PreLayerNorm):
         start[-1] = 1.0
         self.layer_weights = nn.Parameter(start) if place.last else None
 
-    @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         return self.norm(state[..., -self.dim :])
 

@@ -49,6 +49,8 @@ class LayerCombination(ResidualConnection):
               by w_{1,0}; every other branch sees the last value.
     """
 
+    compiles = False  # every site of a stack has its own width, and so its own graph
+
     def __init__(self, place: Place, options: LayerCombinationOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         layers = place.depth(place.stack)
@@ -70,7 +72,6 @@ class LayerCombination(ResidualConnection):
         weight = self.input_weight
         return x if weight is None else weight * x
 
-    @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         x = self.shortcut(state)
         return x if self.is_post else self.norm(x)

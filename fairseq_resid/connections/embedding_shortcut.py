@@ -63,7 +63,6 @@ class EmbeddingShortcut(PreLayerNorm):
         self.shortcut_scalar = nn.Parameter(torch.tensor(shortcut)) if is_first else None
         self.embedding_scalar = nn.Parameter(torch.tensor(embedding)) if is_first else None
 
-    @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
         if x.size(-1) != self.dim:
             return x
@@ -78,7 +77,6 @@ class EmbeddingShortcut(PreLayerNorm):
             x = torch.addcmul(shortcut * x, embedding, x0)
         return x
 
-    @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         return self.norm(self.shortcut(state))
 

@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .folding import Fold, affine
 from .options import Options, option
 from .place import Place
-from .registry import Structure, for_all_options, for_no_options, register
+from .registry import Structure, for_no_options, register
 
 
 @dataclass(frozen=True)
@@ -64,12 +63,6 @@ class ExpandedSkipLayerNorm(ExpandedSkip):
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return self.norm(self.expanded_sum(x, f))
 
-    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        weights, biases = [self.norm.weight], [self.norm.bias]
-        return fused_recursive_layer_norm(
-            x, f_out, weights, biases, self.norm.eps, p, self.skip_lambda, self.branch_scale
-        )
-
 
 def fold(site: Any) -> Fold:
     """Fold LN(λ x + μ F)."""
@@ -93,7 +86,6 @@ register(
     Structure(
         ExpandedNormOptions,
         ExpandedSkipLayerNorm,
-        has_kernel=for_all_options,
         same_as=lambda options: "post_ln" if options.skip_lambda == options.branch_scale == 1 else None,
         folds=fold,
         formula="LN(λx + μF)",

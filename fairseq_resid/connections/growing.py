@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops.dispatch import PLAIN, is_traced
+from ..ops import is_recorded
 
 
 class _Append(torch.autograd.Function):
@@ -58,7 +58,6 @@ def append(state: Tensor, value: Tensor, width: int) -> Tensor:
     width: the number of channels at the end of the stack
     """
     value = value.to(state.dtype)
-    if not torch.jit.is_scripting():  # noqa: SIM102  (TorchScript only drops a bare is_scripting branch)
-        if state.dim() > 1 and type(state) in PLAIN and not torch.compiler.is_compiling() and not is_traced(state):
-            return _Append.apply(state, value, width)  # type: ignore[no-any-return]
-    return torch.cat([state, value], dim=-1)
+    if state.dim() <= 1 or is_recorded(state):
+        return torch.cat([state, value], dim=-1)
+    return _Append.apply(state, value, width)  # type: ignore[no-any-return]

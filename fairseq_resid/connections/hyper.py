@@ -85,8 +85,7 @@ def mixed(weights: Tensor | None, writing: Tensor, streams: Tensor, f: Tensor) -
     weights: None for the identity
     f: the branch as (..., 1, C), or as (..., n, C/n) with one part for each stream
     """
-    # Not unsqueeze(-1), because TorchScript's shape propagation inserts that dimension one position too early.
-    writing, f = writing.to(streams.dtype).unsqueeze(writing.dim()), f.to(streams.dtype)
+    writing, f = writing.to(streams.dtype).unsqueeze(-1), f.to(streams.dtype)
     kept = streams if weights is None else mix(weights, streams)
     return torch.addcmul(kept, writing, f).flatten(-2)
 
@@ -126,7 +125,6 @@ class ManyStreams(ResidualConnection):
         # `writing`, it reads n rows of f where there is one, and so past its end.
         return f.unsqueeze(f.dim() - 1)
 
-    @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
         if self.streams == 1 or x.size(-1) != self.dim:
             return x
@@ -181,7 +179,6 @@ class HyperConnection(ManyStreams):
             writing = writing + self.writing_scale * torch.tanh(logits)
         return weights, writing
 
-    @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         streams = self.split(state)
         return self.norm(mix(self.reading_weights(streams), streams).flatten(-2))
@@ -290,7 +287,6 @@ class ManifoldHyperConnection(ManyStreams):
             return full_precision_linear(shares, permutations).unflatten(-1, [n, n]), writing  # type: ignore[arg-type]
         return sinkhorn(logits.unflatten(-1, [n, n]), self.steps), writing
 
-    @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         return self.norm(mix(self.reading_weights(state).unsqueeze(-2), self.split(state)).squeeze(-2))
 

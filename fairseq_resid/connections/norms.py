@@ -12,7 +12,7 @@ EPS = 1e-5
 
 
 def layer_norm(dim: int) -> nn.Module:
-    """Return an affine LayerNorm with eps 1e-5. It is the default, and the only norm that the kernels support."""
+    """Return an affine LayerNorm with eps 1e-5. It is the default."""
     return nn.LayerNorm(dim, eps=EPS)
 
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .folding import as_post_norm, as_pre_norm
 from .options import Options
 from .place import Place
-from .registry import Structure, for_all_options, register
+from .registry import Structure, register
 
 
 class PostLayerNorm(ResidualConnection):
@@ -28,9 +26,6 @@ class PostLayerNorm(ResidualConnection):
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return self.norm(x + f)
 
-    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        return fused_recursive_layer_norm(x, f_out, [self.norm.weight], [self.norm.bias], self.norm.eps, p)
-
 
 class PreLayerNorm(ResidualConnection):
     """Normalises the input of the branch and leaves the shortcut unchanged; the stack ends with a final norm.
@@ -42,7 +37,6 @@ class PreLayerNorm(ResidualConnection):
         super().__init__(place, options, *rest)
         self.norm = place.norm(place.dim)
 
-    @torch.jit.export
     def branch_input(self, x: Tensor) -> Tensor:
         return self.norm(x)
 
@@ -55,7 +49,6 @@ register(
     Structure(
         Options,
         PostLayerNorm,
-        has_kernel=for_all_options,
         folds=as_post_norm,
         formula="LN(x + F)",
         source="Vaswani 2017",

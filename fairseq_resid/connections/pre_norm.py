@@ -9,13 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import fused_branch_layer_norm
 from .base import ResidualConnection
 from .folding import Fold, affine
 from .options import Options, option
 from .place import Place
 from .plain import PreLayerNorm
-from .registry import Structure, for_all_options, register
+from .registry import Structure, register
 
 
 class LayerScale(PreLayerNorm):
@@ -49,15 +48,10 @@ class SandwichLayerNorm(PreLayerNorm):
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.kernel = ("branch_norm", 1)
         self.outer_norm = place.norm(place.dim)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return x + self.outer_norm(f)
-
-    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        norm = self.outer_norm
-        return fused_branch_layer_norm(x, f_out, norm.weight, norm.bias, norm.eps, p)
 
 
 class ResidualPostNorm(ResidualConnection):
@@ -69,15 +63,10 @@ class ResidualPostNorm(ResidualConnection):
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.kernel = ("branch_norm", 1)
         self.norm = place.norm(place.dim)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return x + self.norm(f)
-
-    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        norm = self.norm
-        return fused_branch_layer_norm(x, f_out, norm.weight, norm.bias, norm.eps, p)
 
 
 class ScaledPreLayerNorm(PreLayerNorm):
@@ -93,7 +82,6 @@ class ScaledPreLayerNorm(PreLayerNorm):
         place.require_depths()
         self.scale = 1 / math.sqrt(place.layer + 1)
 
-    @torch.jit.export
     def branch_input(self, x: Tensor) -> Tensor:
         return self.norm(x) * self.scale
 
@@ -119,7 +107,6 @@ class MixedLayerNorm(ResidualConnection):
         self.is_post = place.layer < math.ceil(options.post_share * place.depth(place.stack))
         self.norm = place.norm(place.dim)
 
-    @torch.jit.export
     def branch_input(self, x: Tensor) -> Tensor:
         return x if self.is_post else self.norm(x)
 
@@ -160,7 +147,6 @@ register(
     Structure(
         Options,
         SandwichLayerNorm,
-        has_kernel=for_all_options,
         final_norm=True,
         folds=fold_sandwich,
         formula="x + LN(F), F from f(LN(x))",
@@ -175,7 +161,6 @@ register(
     Structure(
         Options,
         ResidualPostNorm,
-        has_kernel=for_all_options,
         final_norm=True,
         formula="x + LN(F)",
         source="OLMo 2, 2024",

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .folding import CannotFold, Fold, as_post_norm
 from .norms import divisor
 from .options import Options, option
 from .place import Place
-from .registry import Structure, for_all_options, register
+from .registry import Structure, register
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class RecursiveSkipLayerNorm(ResidualConnection):
 
     def __init__(self, place: Place, options: RecursiveOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.kernel = ("chain", options.skip_lambda)
         self.norm = place.norm(place.dim)
         self.recursive_norms = nn.ModuleList([place.norm(place.dim) for _ in range(options.skip_lambda - 1)])
 
@@ -58,11 +56,6 @@ class RecursiveSkipLayerNorm(ResidualConnection):
             y = norm(total)
         return {"ratio": ratio}
 
-    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        norms: list[Any] = [self.norm, *self.recursive_norms]
-        weights, biases = [norm.weight for norm in norms], [norm.bias for norm in norms]
-        return fused_recursive_layer_norm(x, f_out, weights, biases, norms[0].eps, p)
-
 
 def fold(site: Any) -> Fold:
     """Fold a site with λ = 1, which is post_ln.
@@ -79,14 +72,12 @@ register(
     Structure(
         RecursiveOptions,
         RecursiveSkipLayerNorm,
-        has_kernel=for_all_options,
         same_as=lambda options: "post_ln" if options.skip_lambda == 1 else None,
         folds=fold,
         formula="y₁ = LN₁(x + F); y_k = LN_k(x + y_{k−1}), k = 2..λ",
         source="Liu 2020 (rSkip)",
         family="Scaling",
-        use_when="Post-norm models. The recursion costs almost no time on a CPU and a tenth more memory in training; "
-        "the fused kernels, which have not run on a GPU yet, save most of it. "
+        use_when="Post-norm models. The recursion costs almost no time on a CPU and a tenth more memory in training. "
         "Compare the results with those of `xskip_ln` to see what the recursion adds.",
     ),
 )

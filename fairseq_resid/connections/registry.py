@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..ops import BACKENDS
+from ..ops import BACKENDS, settled
 from .base import ResidualConnection
 from .folding import Fold
 from .norms import layer_norm
@@ -45,7 +45,6 @@ class Structure:
     family: the heading in the README's table under which the structure is listed
     use_when: one or two sentences for the gallery, docs/structures.md
     options: a frozen dataclass; connection: the class of its sites; stream: the class that ends a stack
-    has_kernel: whether `combine_fused` supports these options
     same_as: returns the name of a structure without options that is the same function of the same weights, or None
     has_norm: whether a site or its stream has a norm with these options; without it, --norm only changes the final norm
     final_norm: default of --final-norm: whether a stack ends with a norm in the source paper; None if the stream
@@ -59,7 +58,6 @@ class Structure:
     options: type[Options]
     connection: type[ResidualConnection]
     stream: type[ResidualStream] = ResidualStream
-    has_kernel: Callable[[Any], bool] = for_no_options
     same_as: Callable[[Any], str | None] = nothing
     has_norm: Callable[[Any], bool] = for_all_options
     final_norm: bool | None = False
@@ -222,16 +220,15 @@ def uses_norm(name: str, chosen: Options, final_norm: bool) -> bool:
     return final_norm or structure(name).has_norm(chosen)
 
 
-def check_backend(name: str, chosen: Options, backend: str) -> None:
-    """Check that a structure with these options supports a --residual-backend.
+def resolve_backend(given: str) -> str:
+    """Return the backend for a value of --residual-backend; those of version 1.0 mean eager.
 
-    Raises: InvalidOption for an unknown name or backend, or for triton without a kernel.
+    Raises: InvalidOption for an unknown value.
     """
+    backend = settled(given)
     if backend not in BACKENDS:
-        raise InvalidOption("backend", backend, f"choose one of {', '.join(BACKENDS)}")
-    if backend == "triton" and not structure(name).has_kernel(chosen):
-        given = {"name": canonical(name), **chosen.values()}
-        raise InvalidOption("backend", backend, "no kernel supports {others}; use auto or eager", given)
+        raise InvalidOption("backend", given, f"choose one of {', '.join(BACKENDS)}")
+    return backend
 
 
 def draws_branches(name: str) -> bool:
@@ -260,7 +257,7 @@ def has_wide_state(name: str) -> bool:
 
 
 def build(
-    name: str, place: Place | int, dropout: nn.Module | float = 0.0, *, backend: str = "auto", **given: Any
+    name: str, place: Place | int, dropout: nn.Module | float = 0.0, *, backend: str = "eager", **given: Any
 ) -> ResidualConnection:
     """Return a new connection by its --residual name.
 
@@ -269,17 +266,14 @@ def build(
 
     Args:   place: the connection's place in the model, or the number of channels if nothing else is needed
             dropout: of the sublayer's output, a module or a probability
-            backend: auto: fused kernels where supported; eager: no kernels; triton: kernels, or an error in training.
-            If the norm of the place is not a LayerNorm, no kernels are used
+            backend: eager, or compile: torch.compile is applied to the formula
     Raises: InvalidOption for an unknown name, an option that the structure does not have, or an invalid value,
             including `dropout`; ValueError if the structure needs a Place.
     """
     made, chosen = structure(name), resolve(name, given)
-    check_backend(name, chosen, backend)
     at = place if isinstance(place, Place) else Place(place)
-    if not made.has_kernel(chosen) or at.norm is not layer_norm:  # the only norm that the kernels support
-        backend = "eager"
-    site = made.connection(at, chosen, dropout, backend, {"residual": canonical(name), **chosen.values()})
+    described = {"residual": canonical(name), **chosen.values()}
+    site = made.connection(at, chosen, dropout, resolve_backend(backend), described)
     if not has_wide_state(name) and not site.most_width:
         site.most_width = site.dim
     return site
@@ -307,7 +301,7 @@ def build_stack(
     depths: Mapping[str, int] | None = None,
     norm: Callable[[int], nn.Module] = layer_norm,
     final_norm: str | None = None,
-    backend: str = "auto",
+    backend: str = "eager",
     **given: Any,
 ) -> tuple[list[list[ResidualConnection]], nn.Module]:
     """Return the connections of a whole stack, in a list for each layer, and the module that ends the stack.

@@ -29,11 +29,9 @@ class ResiDual(ResidualConnection):
         self.least_width = self.most_width = 2 * place.dim
         self.norm = place.norm(place.dim)
 
-    @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
         return torch.cat([x, x], dim=-1) if x.size(-1) == self.dim else x
 
-    @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         return state[..., : self.dim]
 

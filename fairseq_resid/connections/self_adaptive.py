@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..ops import dense_gate, fused_self_adaptive_scaling, scaling_gate, single_layer_gate
+from ..ops import dense_gate, scaling_gate, single_layer_gate
 from .base import ResidualConnection, xavier_uniform
 from .options import Options, option
 from .place import Place
@@ -85,10 +85,6 @@ class ScalingOptions(Options):
         -3.0, "initial value of β's bias, as in the paper for images", example=0, is_initial=True
     )
 
-    def has_kernel(self) -> bool:
-        """Return whether the kernel supports these gates."""
-        return self.sas_gate == "full" and self.sas_gamma == "coupled"
-
 
 class SelfAdaptiveScaling(ResidualConnection):
     """Weights the shortcut, the branch and their normalised sum with gates computed from shortcut and branch.
@@ -106,7 +102,6 @@ class SelfAdaptiveScaling(ResidualConnection):
         super().__init__(place, options, *rest)
         self.free_gamma = options.sas_gamma == "free"
         biases = [options.sas_alpha_bias, options.sas_beta_bias, *([0.0] if self.free_gamma else [])]
-        self.kernel = ("sas", 1)
         self.norm = place.norm(place.dim)
         self.gate = GATES[options.sas_gate](place.dim, biases)
         self.gates = len(biases)
@@ -125,13 +120,6 @@ class SelfAdaptiveScaling(ResidualConnection):
         normalised = self.norm(x + f)
         return torch.addcmul(torch.addcmul(alpha * x, beta, f), gamma, normalised)
 
-    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        gate, norm = cast(ScalingGate, self.gate), self.norm
-        return fused_self_adaptive_scaling(
-            x, f_out, gate.hidden_weight, gate.hidden_bias, gate.output_weight, gate.output_bias,
-            norm.weight, norm.bias, norm.eps, p,
-        )  # fmt: skip
-
     def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
         return dict(zip(("alpha", "beta", "gamma"), self.factors(x, f), strict=True))
 
@@ -141,7 +129,6 @@ register(
     Structure(
         ScalingOptions,
         SelfAdaptiveScaling,
-        has_kernel=ScalingOptions.has_kernel,
         formula="αx + βF + (1−α)(1−β)·LN(x + F), α and β gates",
         source="Liu 2019 (SAS)",
         family="Gates",

@@ -39,11 +39,9 @@ class Siamese(ResidualConnection):
         self.scale = 1 / math.sqrt(2 * (place.layer + 1))
         self.norm, self.post_norm, self.pre_norm = (place.norm(place.dim) for _ in range(3))
 
-    @torch.jit.export
     def enter(self, x: Tensor) -> Tensor:
         return torch.cat([x, x], dim=-1) if x.size(-1) == self.dim else x
 
-    @torch.jit.export
     def branch_input(self, state: Tensor) -> Tensor:
         x, y = two_streams(state, self.dim)
         return self.norm(self.post_norm(x) + self.pre_norm(y))

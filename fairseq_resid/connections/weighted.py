@@ -12,12 +12,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..ops import fused_recursive_layer_norm
 from .base import ResidualConnection
 from .folding import Fold, affine
 from .options import Options, option
 from .place import Place
-from .registry import Structure, for_all_options, register
+from .registry import Structure, register
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,6 @@ class WeightedSkipLayerNorm(ResidualConnection):
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.kernel = ("weighted_chain", 1)
         self.norm = place.norm(place.dim)
         self.skip_weight = nn.Parameter(torch.full((place.dim,), self.start(place, options)))
 
@@ -45,10 +43,6 @@ class WeightedSkipLayerNorm(ResidualConnection):
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return self.norm(torch.addcmul(f, self.skip_weight, x))
-
-    def combine_fused(self, x: Tensor, f_out: Tensor, p: float) -> Tensor:
-        norm = self.norm
-        return fused_recursive_layer_norm(x, f_out, [norm.weight], [norm.bias], norm.eps, p, self.skip_weight)
 
     def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
         return {"w": self.skip_weight}
@@ -119,7 +113,6 @@ register(
     Structure(
         WeightedOptions,
         WeightedSkipLayerNorm,
-        has_kernel=for_all_options,
         folds=fold,
         formula="LN(w ⊙ x + F), w learned",
         source="Liu 2020 (rSkip)",
@@ -132,7 +125,6 @@ register(
     Structure(
         AdminOptions,
         Admin,
-        has_kernel=for_all_options,
         is_profiled=AdminOptions.is_profiled,
         folds=fold,
         formula="LN(w ⊙ x + F), w learned, initialised from one forward pass",

@@ -37,7 +37,7 @@ class RegionProjection(nn.Module):
 
     def forward(self, regions: Tensor) -> Tensor:
         regions = regions.to(self.features.weight.dtype)
-        width = self.features.in_features  # TorchScript cannot read BOX
+        width = self.features.in_features
         boxes = regions[..., width:]
         area = (boxes[..., 2:3] - boxes[..., 0:1]) * (boxes[..., 3:4] - boxes[..., 1:2])
         return self.features(regions[..., :width]) + self.boxes(torch.cat([boxes, area], dim=-1))

@@ -80,9 +80,7 @@ class ResidualEncoderLayer(TransformerEncoderLayerBase):
         fc_result = self.fc2(hidden)
         x = self.ffn_residual(x, fc_result)
 
-        if self.return_fc and not torch.jit.is_scripting():
-            return x, fc_result
-        return x
+        return (x, fc_result) if self.return_fc else x
 
 
 class ResidualDecoderLayer(TransformerDecoderLayerBase):
@@ -105,21 +103,21 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         encoder_out: Tensor | None = None,
         encoder_padding_mask: Tensor | None = None,
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        prev_self_attn_state: list[Tensor] | None = None,
-        prev_attn_state: list[Tensor] | None = None,
+        prev_self_attn_state: None = None,
+        prev_attn_state: None = None,
         self_attn_mask: Tensor | None = None,
         self_attn_padding_mask: Tensor | None = None,
         need_attn: bool = False,
         need_head_weights: bool = False,
     ):
-        """Return the state (T, B, n·C), the encoder attention and, in ONNX tracing, the self-attention's buffer.
+        """Return the state (T, B, n·C), the encoder attention, and None.
 
         Args:
             x: (T, B, C) or a state; T is 1 in incremental decoding
             encoder_out: (S, B, C)
             encoder_padding_mask: (B, S), true at padding
             incremental_state: keys and values of earlier steps, by attention module
-            prev_self_attn_state, prev_attn_state: keys and values passed explicitly (ONNX)
+            prev_self_attn_state, prev_attn_state: not supported; fairseq's interface has them
             self_attn_mask: (T, T); self_attn_padding_mask: (B, T)
             need_attn: return attention weights averaged over heads; need_head_weights: return the weights of each head
         """
@@ -128,9 +126,6 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
 
         x = self.self_attn_residual.enter(x)
         seen = self.self_attn_residual.branch_input(x)
-        if prev_self_attn_state is not None:
-            assert incremental_state is not None
-            self.self_attn._set_input_buffer(incremental_state, self.saved_state(prev_self_attn_state))
         buffer = self.self_attn._get_input_buffer(incremental_state)
         keys = seen
         if self.cross_self_attention and not (
@@ -157,9 +152,6 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
 
         if self.encoder_attn is not None and self.encoder_attn_residual is not None and encoder_out is not None:
             seen = self.encoder_attn_residual.branch_input(x)
-            if prev_attn_state is not None:
-                assert incremental_state is not None
-                self.encoder_attn._set_input_buffer(incremental_state, self.saved_state(prev_attn_state))
             attended, attn = self.encoder_attn(
                 query=seen,
                 key=encoder_out,
@@ -176,29 +168,13 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         hidden = self.activation_dropout_module(self.activation_fn(self.fc1(seen)))
         x = self.ffn_residual(x, self.fc2(hidden))
 
-        if self.onnx_trace and incremental_state is not None:
-            state = self.self_attn._get_input_buffer(incremental_state)
-            assert state is not None
-            self_attn_state = [state["prev_key"], state["prev_value"]]
-            if self_attn_padding_mask is not None:
-                self_attn_state.append(state["prev_key_padding_mask"])
-            return x, attn, self_attn_state
         return x, attn, None
-
-    def saved_state(self, state: list[Tensor]) -> dict[str, Tensor | None]:
-        """Return an attention module's buffer, made from its keys, values and optional padding mask."""
-        saved: dict[str, Tensor | None] = {"prev_key": state[0], "prev_value": state[1]}
-        if len(state) >= 3:
-            saved["prev_key_padding_mask"] = state[2]
-        return saved
 
 
 class SiteDropout(FairseqDropout):
-    """fairseq's dropout with a method that returns its current probability."""
+    """fairseq's dropout, compiled with the formula by --residual-backend compile."""
 
-    def probability(self) -> float:
-        """Return the current probability; --retain-dropout keeps dropout on during inference."""
-        return float(self.p) if self.training or self.apply_during_inference else 0.0
+    compiles = True
 
 
 def build_site(cfg, place: Place, layer_name: str) -> connections.ResidualConnection:  # type: ignore[no-untyped-def]

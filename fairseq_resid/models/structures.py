@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import connections
 from ..fairseq_patches import UserError
-from ..ops import BACKENDS, absence
+from ..ops import missing_compiler
 from .coefficients import CoefficientLog
+
+logger = logging.getLogger(__name__)
 
 MEANINGS = {
     "layer": "LayerNorm over the channels of each position",
@@ -61,9 +64,9 @@ def add_flags(parser: Any, default: str, norms: Collection[str]) -> None:
     )
     parser.add_argument(
         "--residual-backend",
-        choices=BACKENDS,
-        help="implementation of the residual structure. auto: fused kernels wherever they are supported; eager: plain "
-        "PyTorch; triton: the kernels, or an error in training if they are not supported (default: auto)",
+        metavar="{eager,compile}",
+        help="how formulas of the residual structure are computed. eager: by PyTorch, operation by operation; compile: "
+        "by torch.compile, which takes time at the start (default: eager)",
     )
     parser.add_argument(
         "--log-coefficients",
@@ -90,22 +93,23 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
 
     Raises: UserError if flags contradict each other or the structure.
     """
-    backend = getattr(args, "residual_backend", None) or "auto"  # checkpoints older than the flag lack it
+    backend = getattr(args, "residual_backend", None) or "eager"  # checkpoints older than the flag lack it
+    if backend == "triton" and is_new(args):
+        raise UserError("--residual-backend triton: the kernels were removed in version 1.1; use compile")
     try:
         residual = connections.canonical(getattr(args, "residual", None) or default)
         options = connections.resolve(residual, {name: getattr(args, name, None) for name in connections.all_options()})
-        connections.check_backend(residual, options, backend)
+        backend = connections.resolve_backend(backend)
     except connections.InvalidOption as error:
         raise UserError(error.flags) from None
     norm = getattr(args, "norm", None) or "layer"
     if norm not in norms:
         raise UserError(f"--norm {norm}: choose one of {', '.join(norms)}")
-    if norm != "layer" and backend == "triton":
-        raise UserError(f"--residual-backend triton: no kernel supports --norm {norm}; use auto or eager")
-    # This is checked only in training, because a namespace with _name comes from a checkpoint, which can be used
-    # anywhere.
-    if backend == "triton" and not hasattr(args, "_name") and (reason := absence(getattr(args, "cpu", False))):
-        raise UserError(f"--residual-backend triton: {reason}; use --residual-backend auto")
+    if backend == "compile" and (missing := missing_compiler()):
+        if is_new(args):
+            raise UserError(f"--residual-backend compile: {missing}; use eager")
+        logger.info("residual backend: eager, because %s", missing)
+        backend = "eager"
     args.residual, args.norm, args.residual_backend = residual, norm, backend
     vars(args).update(options.values())
     return options
@@ -148,8 +152,7 @@ class Structured:
     cfg: the model's config
     """
 
-    if TYPE_CHECKING:  # hidden from TorchScript, which reads the annotations of a class
-        cfg: Any
+    cfg: Any
     coefficient_log: CoefficientLog | None = None
 
     @classmethod

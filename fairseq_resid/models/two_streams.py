@@ -11,7 +11,7 @@ prints W_tr; its eq. 2 has W_tt.)
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,8 +33,7 @@ def identity_on_first_half(weight: Tensor) -> Tensor:
 class TwoStreamConv2d(nn.Conv2d):
     """A convolution with W + I. Shapes: (N, in, H, W) -> (N, out, H', W')."""
 
-    if TYPE_CHECKING:  # hidden from TorchScript, which reads the annotations of a class
-        identity: Tensor
+    identity: Tensor
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:
         super().__init__(*sizes, **settings)
@@ -47,8 +46,7 @@ class TwoStreamConv2d(nn.Conv2d):
 class TwoStreamLinear(nn.Linear):
     """A linear map with W + I. Shapes: (..., in) -> (..., out)."""
 
-    if TYPE_CHECKING:  # hidden from TorchScript, which reads the annotations of a class
-        identity: Tensor
+    identity: Tensor
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:
         super().__init__(*sizes, **settings)

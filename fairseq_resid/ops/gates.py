@@ -21,20 +21,15 @@ def scaling_gate(
     """
     channels = x.size(-1)
     gates = output_weight.size(0)
-    if torch.jit.is_scripting():  # torch.jit.freeze does not freeze weights that pass through chunk's list
-        x_weight = hidden_weight.narrow(1, 0, channels)
-        f_weight = hidden_weight.narrow(1, channels, channels)
-    else:  # the gradients of two slices would be padded with zeros and added
-        x_weight, f_weight = hidden_weight.chunk(2, 1)
+    x_weight, f_weight = hidden_weight.chunk(2, 1)  # the gradients of two slices would be padded with zeros and added
     hidden = functional.linear(x.reshape(-1, channels), x_weight, hidden_bias)
     hidden = torch.addmm(hidden, f.reshape(-1, channels), f_weight.t())
     hidden = torch.tanh_(hidden)  # in place: no derivative needs the input of tanh
     # Row g has the weights of gate g in its own columns and 0 elsewhere, so that one GEMM is enough, without the copy
     # that a batched GEMM needs.
     own = torch.eye(gates, dtype=output_weight.dtype, device=output_weight.device)
-    # unsqueeze(2): TorchScript's shape propagation inserts the dimension of unsqueeze(-1) one position too early.
-    block_weight = (own.unsqueeze(2) * output_weight).view(gates, gates * channels)
-    return functional.linear(hidden, block_weight, output_bias).reshape(x.shape[:-1] + (gates,))  # noqa: RUF005  (TorchScript cannot unpack a shape)
+    block_weight = (own.unsqueeze(-1) * output_weight).view(gates, gates * channels)
+    return functional.linear(hidden, block_weight, output_bias).reshape(*x.shape[:-1], gates)
 
 
 def single_layer_gate(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -45,11 +40,7 @@ def single_layer_gate(x: Tensor, f: Tensor, weight: Tensor, bias: Tensor) -> Ten
     Shapes:   x, f: (..., C) -> (..., G); weight (G, 2C): columns x then F; bias (G,)
     Dtype:    that of the input
     """
-    if torch.jit.is_scripting():  # as above
-        x_weight = weight.narrow(1, 0, x.size(-1))
-        f_weight = weight.narrow(1, x.size(-1), x.size(-1))
-    else:
-        x_weight, f_weight = weight.chunk(2, 1)
+    x_weight, f_weight = weight.chunk(2, 1)
     return functional.linear(x, x_weight, bias) + functional.linear(f, f_weight)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .dispatch import PLAIN, is_traced
+from .compilation import is_recorded
 
 
 def sinkhorn(logits: Tensor, steps: int) -> Tensor:
@@ -19,11 +19,9 @@ def sinkhorn(logits: Tensor, steps: int) -> Tensor:
     """
     if logits.dtype == torch.float16 or logits.dtype == torch.bfloat16:
         logits = logits.float()
-    if not torch.jit.is_scripting():  # noqa: SIM102  (TorchScript only drops a bare is_scripting branch)
-        if type(logits) in PLAIN and not torch.compiler.is_compiling() and not is_traced(logits):
-            result: Tensor = _Sinkhorn.apply(logits, steps)
-            return result
-    return sinkhorn_rounds(logits, steps)
+    if is_recorded(logits):
+        return sinkhorn_rounds(logits, steps)
+    return _Sinkhorn.apply(logits, steps)  # type: ignore[no-any-return]
 
 
 def sinkhorn_rounds(logits: Tensor, steps: int) -> Tensor:

@@ -47,7 +47,7 @@ ALLOCATOR = {
 }
 # Environment variables that run.json records.
 VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", *ALLOCATOR)
-PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "triton", "numpy", "sacrebleu", "sentencepiece")
+PACKAGES = ("torch", "fairseq", "fairseq-fixed", "apex", "numpy", "sacrebleu", "sentencepiece")
 # Flags that this command sets itself.
 RESERVED_FLAGS = ("--save-dir", "--log-file", "--log-format", "--user-dir")
 # Flags for communication between processes. They do not affect the trained model.

@@ -19,8 +19,9 @@ SYNONYMS = {
     "-s": "--source-lang",
     "-t": "--target-lang",
 }
+BACKEND = "--residual-backend"
 # Flags that may differ between runs with the same settings.
-OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir")
+OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir", BACKEND)
 # Values of flags that train the same model: the first is compared as if it were the second.
 CHUNKED = "chunked_label_smoothed_cross_entropy"
 EQUIVALENTS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {
@@ -135,10 +136,12 @@ class TrainingCommand:
     def changes(self, now: TrainingCommand) -> list[str]:
         """Return the changes of settings from this command to `now`, a phrase for each flag.
 
+        The backend is no setting of a model.
+
         >>> TrainingCommand.parse(["--lr", "1"]).changes(TrainingCommand.parse(["--lr", "2", "--bf16"]))
         ['--lr was 1, now 2', '--bf16 was not given, now given']
         """
-        old, new = (dict(command.with_equivalents().flags) for command in (self, now))
+        old, new = (dict(one.without([BACKEND]).with_equivalents().flags) for one in (self, now))
 
         def shown(given: dict[str, tuple[str, ...]], flag: str) -> str:
             return "not given" if flag not in given else " ".join(given[flag]) or "given"

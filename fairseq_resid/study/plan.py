@@ -21,10 +21,11 @@ from .. import records
 from ..data import folders
 from ..files import inside
 from ..foreign import printable
+from ..ops import FORMER
 from ..runs import launch, recipe, settings
 from ..runs.run import Numbering
 from ..runs.trained_on import share_splits
-from ..runs.training_command import MOST_SEED, TrainingCommand, split
+from ..runs.training_command import BACKEND, MOST_SEED, TrainingCommand, split
 from ..tasks import kinds
 from ..tasks.protocol import Task
 
@@ -375,6 +376,8 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
     if len(arch) != 1:
         raise ValueError(f"arm {run.arm}: no architecture; add --arch to the arm or to `flags`")
     tuning, flags = study.tuning, TrainingCommand.parse(own)
+    if flags.value(BACKEND, "") in FORMER:  # of a study older than version 1.1
+        flags = flags.without([BACKEND])
     for flag, entry in {"--seed": "plan", **({tuning.flag: "tuning"} if tuning else {})}.items():
         if flag in flags:
             raise ValueError(f"{flag}: set by `{entry}`; remove it from the arm, the setting and `flags`")
