@@ -39,11 +39,6 @@ import torch
 
 from support import complete, core
 
-if not torch.cuda.is_available():
-    # This is set before triton is imported. Kernels then run on the CPU if a test requests them, but
-    # --residual-backend auto still uses eager PyTorch there.
-    os.environ["TRITON_INTERPRET"] = "1"
-
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
@@ -111,7 +106,6 @@ def pytest_configure(config: pytest.Config) -> None:
     for text in ("version_base", "'config' is validated", "strict flag", "deprecated keyword", "hydra.experimental"):
         config.addinivalue_line("filterwarnings", rf"ignore:[\s\S]*{text}:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*(find_module|find_loader|load_module)")
-    config.addinivalue_line("filterwarnings", "ignore:.*torch.jit.(script|freeze|save|load). is deprecated")
     config.addinivalue_line("filterwarnings", "ignore:torch.ao.quantization is deprecated")
     config.addinivalue_line("filterwarnings", "ignore:torch.quantize_per_tensor, :UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:Using .*non-full backward hook:FutureWarning")
@@ -191,7 +185,6 @@ def write_corpus(folder: Path) -> dict[str, Path]:
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     """Limit torch to one thread, because the machine is shared and sums must not depend on the number of threads."""
-    import torch
 
     torch.set_num_threads(1)
 

@@ -56,7 +56,7 @@ def test_core_names_folders_and_files_that_exist() -> None:
 def test_page_names_tests_that_exist() -> None:
     page = (TESTS / "faults" / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"`(?:tests/)?([a-z]+/\w+\.py)(?:::|` `)(test_\w+)", page)
-    assert len(found) > 100
+    assert len(found) > 90
     for file, test in found:
         source = TESTS / file
         assert source.is_file() and f"def {test}(" in source.read_text(encoding="utf-8"), f"{file} has no {test}"

@@ -120,7 +120,7 @@ def test_settings_written_back_equal_those_of_stock(given: dict[str, Any], corpu
     mine = {
         "residual": "post_ln",
         "norm": "layer",
-        "residual_backend": "auto",
+        "residual_backend": "eager",
         "final_norm": "none",
         "ffn_init": "default",
     }

@@ -13,17 +13,16 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fairseq_resid import connections, ops
-from fairseq_resid.ops import dispatch
+from fairseq_resid import connections
 from support import stacks, structures
-from support.structures import has_kernel, spec
+from support.structures import spec
 
 pytestmark = pytest.mark.once
 
 Fault = Callable[[str, int, str], None]
 
 
-ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]  # the kernels support all but fp64
+ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 LAYOUTS = ["contiguous", "transposed", "sliced", "strided", "expanded"]
 SAMPLES, MORE_SAMPLES, ROUNDINGS, SLACK = 2, 30, 4, 8
 # Operations that sum values or products. Their error is roughly proportional to the sum of the magnitudes.
@@ -53,7 +52,7 @@ class Roundings(TorchDispatchMode):
         return noise.mul_(size.abs().mul_(self.eps).add_(self.least)).add_(result)
 
 
-def draw_options(choose: random.Random, name: str, is_fused: bool = False) -> dict[str, Any]:
+def draw_options(choose: random.Random, name: str) -> dict[str, Any]:
     """Return random valid values for all options of a structure."""
     most = 3 if spec(name).is_slow else 5
     while True:
@@ -68,8 +67,8 @@ def draw_options(choose: random.Random, name: str, is_fused: bool = False) -> di
             else:
                 drawn[option.name] = choose.uniform(-3, 3)
         try:
-            if has_kernel(name, drawn) or not is_fused:
-                return drawn
+            connections.resolve(name, drawn)
+            return drawn
         except connections.InvalidOption:
             pass  # options that cannot be combined
 
@@ -157,43 +156,35 @@ class Formula(nn.Module):
         return whole
 
 
-def drawn_masks(site: Any, x: Tensor, f: Tensor, seed: int, is_fused: bool) -> list[Tensor]:
+def drawn_masks(site: Any, x: Tensor, f: Tensor, seed: int) -> list[Tensor]:
     """Return the factors by which the dropouts of a site multiply x and f with this seed."""
     torch.manual_seed(seed)
-    p = site.dropout.p if site.training else 0.0
-    if is_fused and p:
-        own = int(torch.randint(0x7FFFFFFF, ()))
-        mask = ops.dropout_mask(tuple(f.shape), p, own, f.device) / (1 - p)
-    else:
-        mask = site.dropout(torch.ones_like(f.detach()))
+    mask = site.dropout(torch.ones_like(f.detach()))
     other = site.shortcut_dropout(torch.ones_like(x.detach())) if hasattr(site, "shortcut_dropout") else torch.ones(())
     return [other.double(), mask.double()]
 
 
-def draw_case(number: int, is_fused: bool) -> Case:
+def draw_case(number: int) -> Case:
     choose = random.Random(number)
     torch.manual_seed(number)
-    names = [name for name in structures.NAMES if not is_fused or has_kernel(name, {})]
-    name = choose.choice(names)
-    options = draw_options(choose, name, is_fused)
-    dtype = choose.choice(ALL_DTYPES[is_fused:])
+    name = choose.choice(structures.NAMES)
+    options = draw_options(choose, name)
+    dtype = choose.choice(ALL_DTYPES)
     layout = choose.choice(LAYOUTS)
     dim = choose.choice([1, 2, 3, choose.randint(4, 40), choose.randint(4, 40), choose.randint(41, 300)])
     sizes = [0, 1, 1, 2, 3, 5, 7]
     rows: tuple[int, ...] = choose.choice([(), (choose.randint(0, 70),), (choose.choice(sizes), choose.choice(sizes))])
-    if is_fused:
-        dim, rows = choose.randint(64, 300), choose.choice([(1,), (3,), (2, 1), (2, 2)])
     if spec(name).formula is None:
         return draw_stack(choose, name, options, dtype, layout, dim, rows)
     dim = spec(name).width(dim, connections.resolve(name, options))
     place = replace(stacks.HERE, dim=dim)
     p = choose.choice([0.0, 0.1, 0.5])
-    site = connections.build(name, place, p, backend="triton" if is_fused else "eager", **options)
+    site = connections.build(name, place, p, **options)
     move_parameters(site.train(choose.random() < 0.7).to(dtype), number)
     x, f = (draw_input(choose, (*rows, dim), dtype, layout) for _ in range(2))
     x_learns, f_learns = choose.choice([(True, True), (True, False), (False, True), (False, False)])
     x, f = x.requires_grad_(x_learns), f.requires_grad_(f_learns)
-    masks = drawn_masks(site, x, f, number, is_fused)
+    masks = drawn_masks(site, x, f, number)
     both = Both(site)
 
     def ours(parameters: dict[str, Tensor], x: Tensor, f: Tensor) -> Tensor:
@@ -258,9 +249,9 @@ def relative_errors(
     return shares
 
 
-def check_case(number: int, is_fused: bool) -> dict[str, float]:
+def check_case(number: int) -> dict[str, float]:
     """Compare one case; return its errors relative to the expected rounding errors."""
-    case = draw_case(number, is_fused)
+    case = draw_case(number)
     found = case.results(case.ours, case.dtype)
     exact = case.results(case.reference, torch.float64)
     for key, right in exact.items():
@@ -280,12 +271,11 @@ def check_case(number: int, is_fused: bool) -> dict[str, float]:
     raise AssertionError(f"{number}: {case}: {shares}: must be at most {SLACK}")
 
 
-def check_cases(numbers: range, is_fused: bool, fault: Fault) -> None:
-    shares = [share for number in numbers for share in check_case(number, is_fused).values()]
+def check_cases(numbers: range, fault: Fault) -> None:
+    shares = [share for number in numbers for share in check_case(number).values()]
     assert len(shares) > len(numbers)
-    what = "kernels" if is_fused else "eager"
     fault(
-        f"random structure, options, shape, layout, dtype and dropout, {what}",
+        "random structure, options, shape, layout, dtype and dropout",
         len(numbers),
         f"y and {len(shares) - len(numbers):,} gradients equal the formula in fp64; the largest error is "
         f"{max(shares):.1f} times that of {ROUNDINGS} roundings per operation ({SLACK} times are allowed)",
@@ -294,16 +284,10 @@ def check_cases(numbers: range, is_fused: bool, fault: Fault) -> None:
 
 @pytest.mark.structures
 def test_random_cases_equal_fp64_formula(fault: Fault) -> None:
-    check_cases(range(200), False, fault)
+    check_cases(range(200), fault)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(200, 9_000, 2_200))
 def test_many_random_cases_equal_fp64_formula(first: int, fault: Fault) -> None:
-    check_cases(range(first, first + 2_200), False, fault)
-
-
-@pytest.mark.long
-def test_random_kernel_cases_equal_fp64_formula(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch.self_check, "fault", lambda *_: "")  # the self-check takes seconds for every width
-    check_cases(range(9_000, 10_000), True, fault)
+    check_cases(range(first, first + 2_200), fault)

@@ -102,7 +102,7 @@ class Stack(nn.Module):
         self.end = connections.build_stream(name, end, connections.resolve_final_norm(name, None), **options)
 
     def forward(self, x: Tensor) -> Tensor:
-        for site, branch in zip(self.sites, self.branches):  # noqa: B905  (TorchScript)
+        for site, branch in zip(self.sites, self.branches, strict=True):
             x = site.enter(x)
             x = site(x, torch.tanh(branch(site.branch_input(x))))
         return x if self.end is None else self.end(x)

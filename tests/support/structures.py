@@ -138,11 +138,6 @@ def spec(name: str) -> Spec:
     return Spec(name)
 
 
-def has_kernel(name: str, options: dict[str, Any]) -> bool:
-    """Return whether the kernels support a structure with these options."""
-    return connections.structure(name).has_kernel(connections.resolve(name, options))
-
-
 def option_cases(name: str) -> list[Options]:
     """Return the defaults and settings that together cover every choice and every example of each option."""
     known = connections.options(name).values()
