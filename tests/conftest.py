@@ -103,6 +103,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
         names = structures.select(chosen)
         config.args += [str(structures.file_of(name)) for name in names if not structures.is_ours(name)]
+    config.addinivalue_line("filterwarnings", "ignore:.*torch.jit.(script|script_method). is deprecated")
     for text in ("version_base", "'config' is validated", "strict flag", "deprecated keyword", "hydra.experimental"):
         config.addinivalue_line("filterwarnings", rf"ignore:[\s\S]*{text}:UserWarning")
     config.addinivalue_line("filterwarnings", "ignore:.*(find_module|find_loader|load_module)")

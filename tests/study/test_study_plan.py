@@ -211,6 +211,15 @@ def test_flags_of_a_run_combine_recipe_setting_and_arm(file: Path) -> None:
     assert plan.flags_of(trial, Planned("flat", "base", 0.001, 1)).data == "data-bin/trial"
 
 
+def test_backend_of_an_old_study_is_ignored_and_changes_nothing(file: Path) -> None:
+    trial, run = plan.read_study(file), Planned("deep", "sas", 0.004, 7)
+    old = structs.replace(trial, flags=f"{trial.flags} --residual-backend triton")
+    assert plan.arguments(old, run) == plan.arguments(trial, run)
+    compiled = plan.flags_of(structs.replace(trial, flags=f"{trial.flags} --residual-backend compile"), run)
+    assert compiled.value("--residual-backend", "") == "compile"
+    assert compiled.changes(plan.flags_of(trial, run)) == []
+
+
 def tuning(**changes: Any) -> plan.Tuning:
     return plan.Tuning(**{"flag": "--lr", "grid": (1.0, 2.0, 4.0), "seed": 9, **changes})
 
