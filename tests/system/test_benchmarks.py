@@ -106,6 +106,25 @@ def test_training_and_decoding_benchmarks_compare_every_structure_with_stock(
     assert features[0] == features[1]
 
 
+def test_site_benchmark_compares_eager_and_compiled_sites(tmp_path: Path) -> None:
+    """A second call keeps the rows of other structures."""
+    file = tmp_path / "sites.json"
+    flags = ["--positions", 64, "--channels", 16, "--rounds", 2, "--device", "cpu", "--json", file]
+    command = [sys.executable, ROOT / "benchmarks" / "sites.py", *flags, "--structures"]
+    for structure in ("orthogonal", "mhc"):
+        run = subprocess.run([*map(str, command), structure], capture_output=True, text=True)
+        assert run.returncode == 0, run.stderr[-3000:]
+    rows = json.loads(file.read_text())
+    assert rows.keys() == {"mhc", "orthogonal"} and all(run.stdout.count(f"\n| `{name}` | ") == 1 for name in rows)
+    for row in rows.values():
+        assert row["speed"]["median"] > 0 and row["first_call_seconds"] > 0 and row["graphs"] >= 1
+        assert row["machine"]["torch"] == torch.__version__ and row["channels"] == 16
+        assert max(row["difference"].values()) < 1e-4
+    numbers = 4 * 2 * 64  # of F·x and x·x at each position, beside x and F
+    assert rows["orthogonal"]["saved"]["eager"] == pytest.approx(2 + numbers / (4 * 64 * 16), abs=0.02)
+    assert 5 <= rows["mhc"]["saved"]["compile"] < 9  # at least 4 streams and F
+
+
 def test_readme_shows_the_measured_speeds() -> None:
     shown = (ROOT / "benchmarks" / "README.md").read_text().splitlines()
     for file in (ROOT / "benchmarks" / "results" / "cpu").glob("[td]*.json"):
