@@ -118,10 +118,10 @@ def test_site_benchmark_compares_eager_and_compiled_sites(tmp_path: Path) -> Non
     assert rows.keys() == {"mhc", "orthogonal"} and all(run.stdout.count(f"\n| `{name}` | ") == 1 for name in rows)
     for row in rows.values():
         assert row["speed"]["median"] > 0 and row["first_call_seconds"] > 0 and row["graphs"] >= 1
-        assert row["machine"]["torch"] == torch.__version__ and row["channels"] == 16
+        assert row["machine"]["torch"] == torch.__version__.split("+")[0] and row["channels"] == 16
         assert max(row["difference"].values()) < 1e-4
-    numbers = 4 * 2 * 64  # of F·x and x·x at each position, beside x and F
-    assert rows["orthogonal"]["saved"]["eager"] == pytest.approx(2 + numbers / (4 * 64 * 16), abs=0.02)
+    # x, F and, at each position, F·x, x·x and α
+    assert rows["orthogonal"]["saved"]["eager"] == pytest.approx(2 + 3 / 16, abs=0.01)
     assert 5 <= rows["mhc"]["saved"]["compile"] < 9  # at least 4 streams and F
 
 
