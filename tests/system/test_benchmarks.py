@@ -122,7 +122,8 @@ def test_site_benchmark_compares_eager_and_compiled_sites(tmp_path: Path) -> Non
         assert max(row["difference"].values()) < 1e-4
     # x, F and, at each position, F·x, x·x and α
     assert rows["orthogonal"]["saved"]["eager"] == pytest.approx(2 + 3 / 16, abs=0.01)
-    assert 5 <= rows["mhc"]["saved"]["compile"] < 9  # at least 4 streams and F
+    saved = rows["mhc"]["saved"]
+    assert 5 <= saved["compile"] < saved["eager"]  # at least 4 streams and F
 
 
 def test_readme_shows_the_measured_speeds() -> None:
