@@ -26,7 +26,7 @@ BEAM = 4
 
 def build(args: argparse.Namespace, task: Any, structure: str) -> Any:
     """Return a structure's model, prepared as in fairseq-generate."""
-    config = translation.configuration(args, structure)
+    config = translation.configuration(args, structure, backend=args.residual_backend)
     torch.manual_seed(1)
     model = task.build_model(config.model)
     model.to(device=args.device, dtype=translation.PRECISIONS[args.precision])
@@ -60,9 +60,8 @@ def decode(args: argparse.Namespace) -> dict[str, Any]:
 
     calls = {name: generation(model) for name, model in models.items()}
     seconds_of = clock(args.device, args.clock)
-    for name, call in calls.items():
-        with translation.watched(args, name):
-            call()
+    for call in calls.values():
+        call()
     seconds = take_turns(calls, args.rounds, seconds_of)
     structures = {
         name: {

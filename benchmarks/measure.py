@@ -20,7 +20,6 @@ import torch
 from fairseq_resid.cli import machine as this_machine
 from fairseq_resid.runs.launch import VARIABLES
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # the kernels then run, slowly, on a CPU
 Seconds = dict[Any, list[float]]  # by name, one value per round
 # Processor time excludes other processes on a busy machine, but sums over threads.
 CLOCKS = {"wall": time.perf_counter, "processor": time.process_time}
@@ -144,7 +143,7 @@ def shown(found: dict[str, float]) -> str:
 
 def machine(device: str) -> dict[str, Any]:
     """Return the hardware, software and current load of the machine."""
-    packages = ("torch", "triton", "fairseq", "fairseq-fixed", "liger-kernel", "flash-attn", "apex")
+    packages = ("torch", "fairseq", "fairseq-fixed", "apex")
     return {
         "gpu": torch.cuda.get_device_name() if device == "cuda" else None,
         "cpu": this_machine.processor(),

@@ -181,7 +181,7 @@ def main() -> None:
     if args.sentences < 4:
         parser.error(f"--sentences {args.sentences}: must be at least 4")
     args.variants = list(dict.fromkeys([FAIRSEQ, *args.variants]))
-    args.data, args.max_tokens, args.precision, args.residual_backend = None, None, "fp32", "auto"
+    args.data, args.max_tokens, args.precision = None, None, "fp32"
     logging.disable(logging.WARNING)
     warnings.simplefilter("ignore")
     try:

@@ -30,7 +30,7 @@ FAIRSEQ = "fairseq"  # of CRITERIA
 
 def build(args: argparse.Namespace, task: Any, structure: str, criterion: str) -> Trainer:
     """Return a fairseq Trainer for a structure and a criterion."""
-    config = translation.configuration(args, structure, criterion)
+    config = translation.configuration(args, structure, criterion, args.residual_backend)
     torch.manual_seed(1)
     return Trainer(config, task, task.build_model(config.model), task.build_criterion(config.criterion))
 
@@ -76,9 +76,8 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 
     calls = {key: steps(trainer) for key, trainer in trainers.items()}
     seconds_of = clock(args.device, args.clock)
-    for (structure, _), call in calls.items():  # the first steps allocate Adam's state and compile GPU kernels
-        with translation.watched(args, structure):
-            call()
+    for call in calls.values():  # the first steps allocate Adam's state and compile formulas
+        call()
     seconds = take_turns(calls, args.rounds, seconds_of)
     tokens = translation.tokens(batches)
     structures: dict[str, Any] = {}

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import argparse
 import logging
-import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import measure
 import torch
@@ -22,7 +19,7 @@ from fairseq.tasks.translation import TranslationTask
 from measure import check_data, half_precision, plot_ratios, positive
 from torch import nn
 
-from fairseq_resid import connections, ops, tasks
+from fairseq_resid import connections, tasks
 from fairseq_resid.ops import BACKENDS
 from fairseq_resid.runs.training_command import CHUNKED
 
@@ -72,8 +69,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--residual-backend",
         choices=BACKENDS,
-        default="auto",
-        help="backend of all structures except stock (default: %(default)s)",
+        default="eager",
+        help="how the formulas of all structures except stock are computed (default: %(default)s)",
     )
     parser.add_argument(
         "--data", type=Path, metavar="DIR", help="a binarised data folder (default: random pairs of 8 to 48 tokens)"
@@ -100,8 +97,8 @@ def settle_flags(parser: argparse.ArgumentParser, args: argparse.Namespace) -> N
     warnings.simplefilter("ignore")
 
 
-def configuration(args: argparse.Namespace, structure: str, criterion: str = "fairseq") -> Any:
-    """Return fairseq's configuration for training a structure with a criterion."""
+def configuration(args: argparse.Namespace, structure: str, criterion: str = "fairseq", backend: str = "eager") -> Any:
+    """Return fairseq's configuration for training a structure with a criterion and a --residual-backend."""
     layers, channels, inner, heads, dropout, _ = SIZES[args.size]
     dictionaries = {path.read_bytes() for path in args.data.glob("dict.*.txt")} if args.data else {b""}
     shared = "--share-all-embeddings" if len(dictionaries) == 1 else "--share-decoder-input-output-embed"
@@ -110,9 +107,9 @@ def configuration(args: argparse.Namespace, structure: str, criterion: str = "fa
         f"--{stack}-attention-heads {heads}"
         for stack in ("encoder", "decoder")
     ]
-    backend = "" if structure == STOCK else f"--residual-backend {args.residual_backend}"
+    chosen = "" if structure == STOCK else f"--residual-backend {backend}"
     words = f"""
-        {STRUCTURES[structure]} {backend} {" ".join(stacks)} --dropout {dropout} {shared}
+        {STRUCTURES[structure]} {chosen} {" ".join(stacks)} --dropout {dropout} {shared}
         --criterion {CRITERIA[criterion]} --label-smoothing 0.1 --distributed-world-size 1
         --optimizer adam --lr 1e-4 --lr-scheduler inverse_sqrt --warmup-updates 4000
         {"" if args.precision == "fp32" else "--" + args.precision} {"--cpu" if args.device == "cpu" else ""}
@@ -120,25 +117,6 @@ def configuration(args: argparse.Namespace, structure: str, criterion: str = "fa
     parser = options.get_training_parser()
     namespace = options.parse_args_and_arch(parser, [str(args.data or "random"), *words.split()])
     return convert_namespace_to_omegaconf(namespace)
-
-
-@contextmanager
-def watched(args: argparse.Namespace, structure: str) -> Iterator[None]:
-    """Check which backend computes the sites of a structure.
-
-    Raises: SystemExit if the kernels are forced but another backend is used. In decoding, a site falls back silently.
-    """
-    used: set[bool] = set()
-
-    def use_kernels(*given: Any) -> bool:
-        used.add(answer := ops.use_kernels(*given))
-        return answer
-
-    with mock.patch.object(connections.base, "use_kernels", use_kernels):
-        yield
-    if args.residual_backend == "triton" and structure != STOCK and used != {True}:
-        program = Path(sys.argv[0]).name
-        raise SystemExit(f"{program}: error: --residual-backend triton: the kernels did not compute {structure}")
 
 
 def random_dataset(dictionary: Dictionary, pairs: int) -> LanguagePairDataset:

@@ -54,8 +54,8 @@ embeddings (`--layernorm-embedding`) stays LN.
 | `derf` | $\\gamma \\odot \\mathrm{erf}(\\alpha x + s) + \\beta$, $\\alpha$ starts at 0.5, $s$ at 0 | Derf, Chen 2025 |
 
 `dyt` and `derf` compute no statistics. Arguments that rely on a division by the standard deviation do not apply to
-them: the ratio of `rskip_ln` is not defined, and `deep_norm` does not bound the update of the model. The kernels,
-CTranslate2 and Hugging Face support only LN.
+them: the ratio of `rskip_ln` is not defined, and `deep_norm` does not bound the update of the model. CTranslate2
+and Hugging Face support only LN.
 
 "Parameters" are those that a structure with its default options adds to a post-norm Transformer of 6 + 6 layers. Speed
 is relative to fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 rounds. "Trains at 18 + 18

@@ -188,19 +188,11 @@ def test_examples_on_the_export_page_run(run: Path, corpus: Path, tmp_path: Path
     shutil.copytree(corpus, "data-bin/DATA")
     known: dict[str, Any] = {}
     exec(example("export.md", "import load"), known)
-    known["previous"] = torch.tensor([[2, 5, 6, 7], [2, 6, 8, 9]])
-    known["source"], known["lengths"] = torch.tensor([[1, 5, 6, 2], [7, 8, 9, 2]]), torch.tensor([3, 4])
-    exec(example("export.md", "torch.jit.freeze"), known)
-    inputs = known["source"], known["lengths"], known["previous"]
-    expected = known["model"](*inputs)[0].log_softmax(-1)
-    torch.testing.assert_close(known["log_p"], expected, atol=1e-5, rtol=0)
-    code = (
-        "import sys, torch; model = torch.jit.load('model.ts');"
-        f"log_p = model(*map(torch.tensor, {[each.tolist() for each in inputs]}))[0].log_softmax(-1);"
-        "assert not {'fairseq', 'fairseq_resid'} & set(sys.modules); print(log_p.sum().item())"
+    inputs = (
+        torch.tensor([[1, 5, 6, 2], [7, 8, 9, 2]]),
+        torch.tensor([3, 4]),
+        torch.tensor([[2, 5, 6, 7], [2, 6, 8, 9]]),
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == pytest.approx(expected.sum().item(), rel=1e-4)
+    expected = known["model"](*inputs)[0].log_softmax(-1)
     exec(example("export.md", "quantize_dynamic"), known)
     assert (known["model"](*inputs)[0].log_softmax(-1) - expected).abs().max() < 0.5

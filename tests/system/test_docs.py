@@ -280,8 +280,8 @@ def test_links_of_a_code_host_become_links_of_the_site() -> None:
     assert converted("[the plan](../scripts/setup.sh)", docs) == "the plan (`scripts/setup.sh`)"
     assert converted("[up](docs/upgrading.md) [web](https://a.org)", ROOT) == "[up](upgrading.md) [web](https://a.org)"
     assert (
-        converted("![a plot](results/cpu/ops.png)", ROOT / "benchmarks")
-        == "![a plot](../benchmarks/results/cpu/ops.png)"
+        converted("![a plot](results/cpu/training-small.png)", ROOT / "benchmarks")
+        == "![a plot](../benchmarks/results/cpu/training-small.png)"
     )
     assert converted("[gone](nowhere.md)", docs) == "[gone](nowhere.md)"  # Sphinx reports this link
 

@@ -1,4 +1,4 @@
-"""Project files: citation, pre-commit hooks, CI workflow, Docker image, files of a wheel."""
+"""Project files: citation, pre-commit hooks, CI workflow, files of a wheel."""
 
 from __future__ import annotations
 
@@ -31,11 +31,6 @@ def linters() -> dict[str, str]:
     """Return {name: command} of the stages that scripts/test.sh runs before pytest."""
     stages = re.findall(r"^ *stage ([\w-]+) (.+)$", text_of("scripts/test.sh"), re.MULTILINE)
     return {name: command for name, command in stages if name != "pytest"}
-
-
-def readme_commands() -> list[str]:
-    blocks = re.findall(r"^```bash\n(.*?)^```", text_of("README.md"), flags=re.DOTALL | re.MULTILINE)
-    return [line.partition("  #")[0].rstrip() for block in blocks for line in block.splitlines()]
 
 
 def test_citation_has_the_required_fields_and_the_version() -> None:
@@ -77,21 +72,8 @@ def test_workflow_runs_every_check() -> None:
     assert workflow[True].keys() == {"push", "pull_request"}  # YAML parses `on` as true
 
 
-@pytest.mark.parametrize(
-    ("file", "said"), [(".github/workflows/ci.yml", "has never run"), ("Dockerfile", "never been built")]
-)
-def test_untested_file_says_so_at_its_top(file: str, said: str) -> None:
-    top = [line for line in text_of(file).splitlines()[:6] if line.startswith("#")]
-    assert said in " ".join(top)
-
-
-def test_image_is_built_with_the_steps_of_the_readme() -> None:
-    steps = [line.split(" ", 1) for line in text_of("Dockerfile").splitlines() if line and not line.startswith("#")]
-    run = [words for kind, words in steps if kind == "RUN"]
-    assert run and set(run) <= set(readme_commands())
-    (image,) = [words for kind, words in steps if kind == "FROM"]
-    assert re.fullmatch(r"python:3\.1[0-3]-[a-z]+", image) and "slim" not in image, "fairseq needs a compiler"
-    assert {".venv*", ".git", "data-bin"} <= set(text_of(".dockerignore").splitlines())
+def test_workflow_that_never_ran_says_so_at_its_top() -> None:
+    assert "has never run" in text_of(".github/workflows/ci.yml").partition("\nname:")[0]
 
 
 def test_wheel_contains_every_file_of_the_package() -> None:
