@@ -69,6 +69,7 @@ setup(
     ],
     extras_require={
         "fairseq": [
+            "torch>=2.10",  # loading weights only is memory-safe
             # fairseq 0.12.2 does not import on Python 3.11 (a mutable dataclass default); the fork does, as `fairseq`.
             'fairseq==0.12.2; python_version < "3.11"',
             'fairseq-fixed==0.12.3.1; python_version >= "3.11"',

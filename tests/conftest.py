@@ -67,32 +67,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     text += "of a structure of another package"
     parser.addoption("--structure", metavar="NAME[=FILE]", action="append", default=[], help=text)
-    parser.addoption("--faults-table", type=Path, help="write the rows from the `fault` fixture to this file")
-
-
-@pytest.fixture
-def fault(request: pytest.FixtureRequest, record_property: Callable[[str, object], None]) -> Callable[..., None]:
-    """Record a row of a table in tests/faults/README.md: `fault("the fault", tried, "the outcome")`.
-
-    tried: number of attempts. The name of the test is added. The row is only written if the test passes.
-    """
-    test = f"`{request.path.relative_to(ROOT / 'tests')}` `{request.node.originalname}`"
-    when = "" if request.node.get_closest_marker("long") else ", in every run"
-
-    def record(what: str, tried: int, outcome: str) -> None:
-        record_property("fault", [what, f"{tried:,}", outcome, f"{test}{when}"])
-
-    return record
-
-
-def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Write the rows of the tests that passed if --faults-table names a file."""
-    if (file := config.getoption("--faults-table")) is None:
-        return
-    passed = terminalreporter.stats.get("passed", [])
-    rows = [row for report in passed for name, row in report.user_properties if name == "fault"]
-    lines = [["fault", "tried", "outcome", "test"], ["---", "---:", "---", "---"], *rows]
-    file.write_text("".join(f"| {' | '.join(line)} |\n" for line in lines))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -185,8 +185,6 @@ class HyperConnection(ManyStreams):
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
         streams, f = self.split(state), self.split_branch(f)
-        if self.stream_norm is None:  # torch.jit.freeze does not freeze parameters that pass through a tuple
-            return mixed(self.mixing[self.reads :], self.writing, streams, f)
         weights, writing = self.writing_weights(streams)
         return mixed(weights, writing, streams, f)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from support.structures import spec
 
 pytestmark = pytest.mark.once
 
-Fault = Callable[[str, int, str], None]
 
 FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -40,16 +38,11 @@ def test_deep_model_with_large_lambda_starts_with_finite_values(name: str) -> No
 
 @pytest.mark.long
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_deep_models_start_with_finite_values(dtype: str, fault: Fault) -> None:
+def test_deep_models_start_with_finite_values(dtype: str) -> None:
     """The weights themselves have the dtype that is tested; test_deep.py tests autocast."""
     chosen = [*((name, options) for name in structures.NAMES if (options := spec(name).deep) is not None), *LAMBDAS]
     for name, options in chosen:
         assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
-    fault(
-        f"untrained models with 24 + 24 layers in {dtype}, every structure except xskip, λ and μ up to 8",
-        len(chosen),
-        "loss and gradient are finite without a loss scale",
-    )
 
 
 LOPSIDED = [(24, 2), (2, 24), (1, 1), (0, 1), (1, 0), (0, 0)]
@@ -82,16 +75,9 @@ def test_lopsided_model_starts_with_finite_values_and_reloads(
 
 @pytest.mark.long
 @pytest.mark.parametrize(("encoder", "decoder"), LOPSIDED)
-def test_all_lopsided_models_start_with_finite_values_and_reload(
-    encoder: int, decoder: int, tmp_path: Path, fault: Fault
-) -> None:
+def test_all_lopsided_models_start_with_finite_values_and_reload(encoder: int, decoder: int, tmp_path: Path) -> None:
     for name in structures.NAMES:
         check_lopsided(name, encoder, decoder, tmp_path)
-    fault(
-        f"{encoder} + {decoder} layers, every structure",
-        len(structures.NAMES),
-        "initial loss and gradient are finite; a saved and loaded model gives bitwise equal logits",
-    )
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(24, 2), (2, 24), (1, 1)])

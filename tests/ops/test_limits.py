@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from support.structures import spec
 
 pytestmark = pytest.mark.once
 
-Fault = Callable[[str, int, str], None]
 Steps = list[tuple[float, float, bool, bool]]
 
 FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -70,7 +68,7 @@ def results(site: Any, end: nn.Module | None, x: Tensor, f: Tensor) -> dict[str,
     return found | {f"d{name}": value for name, value in zip(named, gradients, strict=True) if value is not None}
 
 
-def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype) -> int:
+def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     place = replace(stacks.HERE, dim=C)
     site = connections.build(name, place, **options).to(dtype)
@@ -96,20 +94,13 @@ def check_limits(name: str, options: dict[str, Any], dtype: torch.dtype) -> int:
                 torch.testing.assert_close(value[spread].double(), exact[key][spread], rtol=tolerance, atol=tolerance)
         elif in_range or key in ("dx", "dF"):
             assert value[fits[key]].isfinite().all(), what
-    return len(x)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.structures
-def test_numbers_up_to_the_limit_stay_finite(dtype: str, fault: Fault) -> None:
-    tried = [check_limits(name, options, FLOATS[dtype]) for name, options in NORMED]
-    most = "65000" if dtype == "fp16" else "1e17"
-    fault(
-        f"{dtype}: rows of x and F whose weighted sum is {most}, or subnormal; {len(NORMED)} structures",
-        sum(tried),
-        "finite; within 24 roundings of the fp64 result unless a gate reads it; "
-        f"gradients are finite if those in fp64 fit in {dtype}",
-    )
+def test_numbers_up_to_the_limit_stay_finite(dtype: str) -> None:
+    for name, options in NORMED:
+        check_limits(name, options, FLOATS[dtype])
 
 
 @pytest.mark.parametrize(
@@ -167,7 +158,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> Steps:
     ],
 )
 def test_gradient_overflow_skips_only_its_update(
-    residual: str, optimizer: str, train: Any, steps: Steps, tmp_path: Path, fault: Fault
+    residual: str, optimizer: str, train: Any, steps: Steps, tmp_path: Path
 ) -> None:
     flags = ["--residual", *residual.split(), *optimizer.split(), "--fp16-init-scale", 2**16, "--dropout", 0]
     output = train(tmp_path, *flags).output
@@ -180,22 +171,14 @@ def test_gradient_overflow_skips_only_its_update(
     saved = torch.load(tmp_path / "checkpoint_last.pt", weights_only=False)
     unset = {name for name in saved["model"] if name.endswith("_float_tensor")}  # fairseq never sets this buffer
     assert all(saved["model"][name].isfinite().all() for name in saved["model"].keys() - unset)
-    fault(
-        f"gradients overflow fp16: `{residual}`, `{optimizer}`, initial loss scale 2^16",
-        len(overflows),
-        "the update is skipped, weights stay bitwise equal, the loss scale is halved; 4 updates follow",
-    )
 
 
 @pytest.mark.both
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_minimum_loss_scale_raises_the_divergence_error(
-    optimizer: str, train: Any, tmp_path: Path, fault: Fault
-) -> None:
+def test_minimum_loss_scale_raises_the_divergence_error(optimizer: str, train: Any, tmp_path: Path) -> None:
     flags = [*optimizer.split(), "--fp16-init-scale", 2**20, "--min-loss-scale", 2**16]
     done = train(tmp_path, *flags, check=False)
     assert done.code == 1 and "Traceback" not in done.output
     assert done.error.startswith("fairseq_resid: error: training diverged at update 1 (learning rate")
     assert done.output.count("gradient overflow detected") == 3
     assert [file.name for file in tmp_path.iterdir()] == ["crash.pt"]
-    fault(f"`{optimizer}`: overflows until --min-loss-scale", 4, "one line: training diverged at update 1 (...)")

@@ -19,8 +19,6 @@ from support.structures import spec
 
 pytestmark = pytest.mark.once
 
-Fault = Callable[[str, int, str], None]
-
 
 ALL_DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 LAYOUTS = ["contiguous", "transposed", "sliced", "strided", "expanded"]
@@ -271,23 +269,17 @@ def check_case(number: int) -> dict[str, float]:
     raise AssertionError(f"{number}: {case}: {shares}: must be at most {SLACK}")
 
 
-def check_cases(numbers: range, fault: Fault) -> None:
+def check_cases(numbers: range) -> None:
     shares = [share for number in numbers for share in check_case(number).values()]
     assert len(shares) > len(numbers)
-    fault(
-        "random structure, options, shape, layout, dtype and dropout",
-        len(numbers),
-        f"y and {len(shares) - len(numbers):,} gradients equal the formula in fp64; the largest error is "
-        f"{max(shares):.1f} times that of {ROUNDINGS} roundings per operation ({SLACK} times are allowed)",
-    )
 
 
 @pytest.mark.structures
-def test_random_cases_equal_fp64_formula(fault: Fault) -> None:
-    check_cases(range(200), fault)
+def test_random_cases_equal_fp64_formula() -> None:
+    check_cases(range(200))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("first", range(200, 9_000, 2_200))
-def test_many_random_cases_equal_fp64_formula(first: int, fault: Fault) -> None:
-    check_cases(range(first, first + 2_200), fault)
+def test_many_random_cases_equal_fp64_formula(first: int) -> None:
+    check_cases(range(first, first + 2_200))

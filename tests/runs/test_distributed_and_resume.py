@@ -236,9 +236,7 @@ def cut_back(run: Path, to: int) -> None:
 
 
 @pytest.mark.long
-def test_run_resumes_on_different_number_of_processes(
-    recipe: Path, alone: tuple[Path, str], tmp_path: Path, fault: Callable[..., None]
-) -> None:
+def test_run_resumes_on_different_number_of_processes(recipe: Path, alone: tuple[Path, str], tmp_path: Path) -> None:
     """Two processes, then one, then two train parts of an epoch; the losses equal those of an uninterrupted run."""
     run = tmp_path / "run"
     wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
@@ -257,4 +255,3 @@ def test_run_resumes_on_different_number_of_processes(
         for more in (["--effective-batch", "56"],)
     ]
     assert refused.returncode == 2 and "--update-freq was not given, now 4" in refused.stderr
-    fault("a run resumed on a different number of processes", 2, "losses within 1e-5 of an uninterrupted run")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,22 +18,17 @@ from support.ports import free_port
 from support.process_groups import all_are_whole, begin, logged, processes_of, start_two, trainer_of, wait_for
 from support.trainings import by_hand, launched
 
-Fault = Callable[..., None]
-
 
 @pytest.mark.long
 @pytest.mark.parametrize("rank", [0, 1])
-def test_killed_process_ends_the_other_process(rank: int, recipe: Path, tmp_path: Path, fault: Fault) -> None:
+def test_killed_process_ends_the_other_process(rank: int, recipe: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     both = start_two(recipe, run)
     wait_for(lambda: logged(run) >= 27, both[0])
     os.kill(trainer_of(rank), signal.SIGKILL)
-    killed = time.monotonic()
     outputs = [process.communicate(timeout=60)[0] for process in both]
-    seconds = time.monotonic() - killed
     assert [process.returncode for process in both] == [1, 1], "".join(outputs)[-2000:]
     assert [processes_of(process.pid) for process in both] == [[], []] and all_are_whole(run)
-    fault(f"SIGKILL to rank {rank} of two gloo processes", 1, f"the other ends with an error after {seconds:.0f} s")
 
 
 @pytest.fixture
@@ -69,7 +63,7 @@ def test_processes_with_equal_settings_connect(meeting: Any) -> None:
     assert meeting({"--seed": "1"}, {"--seed": "1"}, {"--seed": "1"}) == [None, None, None]
 
 
-def test_differing_processes_are_reported(meeting: Any, fault: Fault) -> None:
+def test_differing_processes_are_reported(meeting: Any) -> None:
     for facts, said in (
         ({"--seed": "2"}, "rank 1: settings or data differ from those of rank 0: --seed is 2, but 1 on rank 0"),
         ({"--seed": "1", "data file dict.en.txt": "7 bytes"}, "data file dict.en.txt is 7 bytes, but None on rank 0"),
@@ -77,23 +71,17 @@ def test_differing_processes_are_reported(meeting: Any, fault: Fault) -> None:
     ):
         ends = meeting({"--seed": "1"}, facts, {"--seed": "1"})
         assert all(said in str(end) and "rank 1: settings or data differ" in str(end) for end in ends), ends
-    fault(
-        "a different seed, different data or a different setting on one of three ranks",
-        3,
-        "all end before the first update and name the rank and both values",
-    )
 
 
-def test_missing_process_is_reported(meeting: Any, fault: Fault) -> None:
+def test_missing_process_is_reported(meeting: Any) -> None:
     ends = meeting({"--seed": "1"}, None)
     assert "rank 0 of 2: the processes of this training run could not connect at tcp://127.0.0.1:" in str(ends[0])
     assert "within 3 s: " in str(ends[0]) and "1/2" in str(ends[0])
     ends = meeting(None, {"--seed": "1"})
     assert "rank 1 of 2: the processes of this training run could not connect" in str(ends[1])
-    fault("a rank that never connects", 2, "the others end with an error after 5 minutes (3 s in the test)")
 
 
-def test_port_in_use_is_reported(meeting: Any, fault: Fault) -> None:
+def test_port_in_use_is_reported(meeting: Any) -> None:
     import socket
 
     with socket.socket() as taken:
@@ -102,7 +90,6 @@ def test_port_in_use_is_reported(meeting: Any, fault: Fault) -> None:
         port = taken.getsockname()[1]
         ends = meeting({"--seed": "1"}, None, port=port)
     assert f"could not connect at tcp://127.0.0.1:{port} within 3 s: the port is already in use" in str(ends[0])
-    fault("the port of the rendezvous is in use", 1, "the error names the address")
 
 
 def test_processes_compare_shared_settings_and_data(corpus: Path) -> None:
@@ -120,7 +107,7 @@ def test_processes_compare_shared_settings_and_data(corpus: Path) -> None:
 
 
 @pytest.mark.long
-def test_processes_with_different_seeds_refuse_to_train(recipe: Path, tmp_path: Path, fault: Fault) -> None:
+def test_processes_with_different_seeds_refuse_to_train(recipe: Path, tmp_path: Path) -> None:
     commands = by_hand(launched(recipe, tmp_path / "run"), free_port())
     both = [begin([*command, "--seed", str(5 + rank)]) for rank, (command, _) in enumerate(commands)]
     outputs = [process.communicate(timeout=120)[0] for process in both]
@@ -128,4 +115,3 @@ def test_processes_with_different_seeds_refuse_to_train(recipe: Path, tmp_path: 
     said = "rank 1: settings or data differ from those of rank 0: --seed is 6, but 5 on rank 0"
     assert all(said in text for text in outputs)
     assert not list((tmp_path / "run").glob("*.pt"))
-    fault("two launches of one run with two seeds", 1, "both end before the first update and name the seeds")

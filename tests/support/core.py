@@ -15,7 +15,6 @@ FILES = (
     "images/test_image_connections.py",
     "images/test_image_models.py",
     "images/test_image_scores.py",
-    "faults/test_faults.py",
     "runs/test_kills.py",
     "runs/test_plan.py",
     "system/test_front_page.py",

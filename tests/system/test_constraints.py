@@ -80,7 +80,6 @@ def test_pins_satisfy_stock_fairseq():
     pinned = pins(CONSTRAINTS["fairseq"])
     assert numbers(pinned["pip"]) < (24, 1), "later versions of pip refuse omegaconf 2.0.6"
     assert numbers(pinned["numpy"]) < (2,), "fairseq's binary does not load with numpy 2"
-    assert pinned["torchaudio"] == pinned["torch"], "torchaudio requires torch of the same version"
 
 
 def test_requirement_markers_select_fairseq_by_python_version():
@@ -136,7 +135,7 @@ def pip_with_hashes(file):
 
 
 @pytest.mark.both
-def test_index_serves_the_hashed_packages(tmp_path, fault):
+def test_index_serves_the_hashed_packages(tmp_path):
     _, file = write_hashes.target()
     if not file.is_file():
         pytest.skip(f"no {file.name}: nothing was hashed for this Python and platform")
@@ -149,7 +148,6 @@ def test_index_serves_the_hashed_packages(tmp_path, fault):
     assert done.returncode and "DO NOT MATCH THE HASHES" in done.stderr
     done = pip_with_hashes(file)
     assert done.returncode == 0, done.stderr[-2000:]
-    fault("a package whose hash differs from the locked one", 1, f"refused; the other {len(lines)} are accepted")
 
 
 @pytest.mark.both

@@ -1,1 +1,0 @@
-"""Planted faults, and the tests that find them."""
