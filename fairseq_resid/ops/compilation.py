@@ -20,13 +20,6 @@ MOST_VARIANTS = 64
 logger = logging.getLogger(__name__)
 
 
-# What torch.compile(fullgraph=True) raises for a formula that it cannot compile, or compiles no more.
-REFUSALS = (
-    torch._dynamo.exc.Unsupported,
-    getattr(torch._dynamo.exc, "FailOnRecompileLimitHit", torch._dynamo.exc.Unsupported),  # not in torch 2.5
-)
-
-
 class Site(Protocol):
     """A residual connection, as far as it concerns the backend."""
 
@@ -89,6 +82,15 @@ def _compiled(includes_dropout: bool) -> Any:
     return torch.compile(_formula if includes_dropout else _formula_after_dropout, fullgraph=True)
 
 
+def _refusals() -> tuple[type[Exception], ...]:
+    """Return what torch.compile(fullgraph=True) raises for a formula that it cannot compile, or compiles no more.
+
+    This is a function because importing torch._dynamo takes a second.
+    """
+    errors = torch._dynamo.exc
+    return errors.Unsupported, getattr(errors, "FailOnRecompileLimitHit", errors.Unsupported)  # not in torch 2.5
+
+
 _failed: set[str] = set()
 
 
@@ -104,7 +106,7 @@ def compiled_formula(site: Site, state: Tensor, f_out: Tensor) -> Tensor:
     inside = getattr(site.dropout, "compiles", type(site.dropout) is nn.Dropout)
     try:
         return _compiled(inside)(site, state, f_out if inside else site.dropout(f_out))  # type: ignore[no-any-return]
-    except REFUSALS as error:
+    except _refusals() as error:
         _failed.add(name)
         reason = str(error).strip().split("\n")[0]
         logger.warning("residual backend: torch.compile refuses %s, which now runs eagerly: %s", name, reason)
