@@ -1,4 +1,4 @@
-"""Shared reading and writing of files: bounded reads, text split on LF alone, atomic writes, locks."""
+"""Shared reading and writing of files: text split on LF alone, compressed forms, atomic writes, locks."""
 
 from __future__ import annotations
 
@@ -6,124 +6,29 @@ import errno
 import fcntl
 import gzip
 import hashlib
-import itertools
 import os
 import shutil
-import stat
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from .foreign import say
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk, or of a limit on the size of files
 T = TypeVar("T")
-Number = TypeVar("Number", int, float)
 
 
-# Limits on the files of a run, study or data folder, which may come from others. The training captions of COCO are
-# estimated at tens of MB; other real files have a few. Memory is bounded too: a list of all lines has at most
-# MOST_LINES entries. A training run logs one line per 100 updates, so the longest log has about 10,000.
-MOST_BYTES, MOST_LINES, MOST_LINE_BYTES = 256 << 20, 10_000_000, 4 << 20
-MOST_LOG_BYTES, MOST_LOG_LINES = 64 << 20, 200_000
-# Maximum of a measured value (fp32 range), and of a count, such as tokens per line.
-MOST_NUMBER, MOST_COUNT = 1e38, 1e12
-ANY_SIZE = 1 << 63
 LAST_BYTES = 64 << 10
-
-
-def inside(root: Path, name: str | Path) -> Path:
-    """Return ROOT/NAME, a file or folder of a run, study or data folder that may come from somebody else.
-
-    ROOT may be a symbolic link. A link below it must not lead out of it: its target could contain private text, and
-    files written there would be hard to find. Checkpoints, binarised data and dictionaries, whose content is never
-    shown as text, need no such check and may be links.
-    Raises: ValueError naming the path and its target.
-    """
-    path, real = root / name, os.path.realpath(root)
-    for one in (path, _packed_of(path)):
-        if not Path(target := os.path.realpath(one)).is_relative_to(real):
-            raise ValueError(f"{one}: leads to {target}, outside {root}; replace links with copies")
-    return path
-
-
-def matching(root: Path, pattern: str) -> list[Path]:
-    """Return the files and folders below ROOT that match a pattern, sorted. Raises: see `inside`."""
-    return [inside(root, path.relative_to(root)) for path in sorted(root.glob(pattern))]
-
-
-def open_regular(path: Path, most: int = MOST_BYTES) -> BinaryIO:
-    """Open a regular file of limited size. Devices and named pipes, which would block, are rejected.
-
-    Raises: FileNotFoundError; ValueError naming the file and its problem, such as its size and the limit; OSError.
-    """
-    # Without O_NONBLOCK, opening a named pipe waits for a writer.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_size <= most:
-        return os.fdopen(descriptor, "rb")
-    os.close(descriptor)
-    if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    is_large = stat.S_ISREG(found.st_mode)
-    wrong = f"{found.st_size:,} bytes; at most {most:,} are read" if is_large else "not a regular file"
-    raise ValueError(f"{path}: {wrong}")
-
-
-def open_any_size(path: Path) -> BinaryIO:
-    """Open a regular file like `open_regular`, but without a size limit: a corpus, an archive, or a growing log."""
-    return open_regular(path, ANY_SIZE)
-
-
-def open_to_append(path: Path) -> BinaryIO:
-    """Open a file for appending; create it if it does not exist. Links, pipes and devices of that name are rejected.
-
-    Raises: OSError or ValueError naming the file.
-    """
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ValueError(f"{path}: is a symbolic link, which would redirect the output; remove it") from None
-        raise
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return os.fdopen(descriptor, "ab")
-    os.close(descriptor)
-    raise ValueError(f"{path}: not a regular file")
-
-
-def create(path: Path) -> BinaryIO:
-    """Create a file for writing and reading back. An existing file, link or pipe of that name is removed first."""
-    path.unlink(missing_ok=True)
-    return path.open("x+b")  # fails instead of following a link
-
-
-def remove_redirection(path: Path) -> None:
-    """Remove a link, pipe or device of this name, which would redirect the output."""
-    if path.is_symlink() or not (path.is_file() or path.is_dir()):
-        path.unlink(missing_ok=True)
 
 
 def last_lines(path: Path, count: int) -> list[str]:
     """Return the last lines of a log; only its last 64 KiB are read."""
-    with open_any_size(path) as file:
+    with path.open("rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
         return file.read(LAST_BYTES).decode("utf-8", "replace").splitlines()[-count:]
-
-
-def copy(source: Path, target: Path) -> None:
-    """Copy a small file. Raises: see `open_regular`."""
-    target.write_bytes(read_bytes(source))
-
-
-def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a file. Raises: see `open_regular`."""
-    with open_regular(path, most) as file:
-        return file.read(most)
 
 
 def _packed_of(path: Path) -> Path:
@@ -131,48 +36,31 @@ def _packed_of(path: Path) -> Path:
 
 
 @contextmanager
-def reading(path: Path, most_bytes: int = MOST_BYTES, most_lines: int = MOST_LINES) -> Iterator[Iterable[bytes]]:
+def reading(path: Path) -> Iterator[Iterable[bytes]]:
     """Yield the lines of a file or, if it does not exist, of its compressed form FILE.gz, as kept by a study.
 
-    Raises: FileNotFoundError if neither exists; ValueError naming the file if it is damaged, not a regular file, or
-    too large, compressed or not.
+    Raises: FileNotFoundError if neither exists; ValueError naming the file if it is damaged.
     """
     packed = _packed_of(path)
     if packed.is_file() and not path.is_file():
-        with open_regular(packed, most_bytes) as file:
-            try:
-                with gzip.GzipFile(fileobj=file) as unpacked:
-                    yield _bounded_lines(unpacked, packed, most_bytes, most_lines)
-            except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-                raise ValueError(f"{packed}: damaged: {error}") from None
+        try:
+            with gzip.open(packed) as unpacked:
+                yield unpacked
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{packed}: damaged: {error}") from None
     else:
-        with open_regular(path, most_bytes) as plain:
-            yield _bounded_lines(plain, path, most_bytes, most_lines)
+        with path.open("rb") as plain:
+            yield plain
 
 
-def _bounded_lines(file: BinaryIO | gzip.GzipFile, path: Path, most_bytes: int, most_lines: int) -> Iterator[bytes]:
-    size = 0
-    for number in itertools.count(1):
-        line = file.readline(MOST_LINE_BYTES + 1)
-        size += len(line)
-        if not line:
-            return
-        if len(line) > MOST_LINE_BYTES or number > most_lines or size > most_bytes:
-            raise ValueError(
-                f"{path}:{number}: too large: at most {most_bytes:,} bytes in {most_lines:,} lines of "
-                f"{MOST_LINE_BYTES:,} bytes are read"
-            )
-        yield line
-
-
-def read_lines(path: Path, most_bytes: int = MOST_BYTES) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Return the lines of a UTF-8 text file, split on LF alone: other Unicode line breaks belong to the sentences.
 
     Raises: ValueError naming the file if it is missing, and the file and line if it is not UTF-8 or contains a NUL.
     """
     lines = []
     try:
-        with reading(path, most_bytes) as file:
+        with reading(path) as file:
             for number, raw in enumerate(file, start=1):
                 try:
                     line = raw.decode("utf-8")
@@ -198,13 +86,6 @@ def read_rows(path: Path, take: Callable[[list[str]], T], expected: str) -> list
         except ValueError:
             raise ValueError(f"{path}:{number}: {line[:40]!r}: expected {expected}") from None
     return rows
-
-
-def bounded(value: Number, least: float, most: float) -> Number:
-    """Return a number read from a file. Raises: ValueError if it is out of range or NaN."""
-    if not least <= value <= most:
-        raise ValueError(f"{value}: must be {least:g} to {most:g}")
-    return value
 
 
 def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
@@ -242,15 +123,13 @@ def working_folder(out: Path) -> Path:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary name for writing a file or folder. It is renamed to `path` at the end, or removed on an error.
 
-    Readers see either the old file or the new one, never a partial one. An existing link or pipe with the temporary
-    name, which would redirect the output, is removed.
+    Readers see either the old file or the new one, never a partial one.
     Raises: ValueError if `path` is a device or a pipe: for root, /dev/null itself would be replaced; OSError naming
     `path` if the disk is full.
     """
     if path.exists() and not (path.is_file() or path.is_dir()):
         raise ValueError(f"{path}: not a regular file; the output must be one")
     partial = partial_of(path)
-    remove_redirection(partial)
     try:
         yield partial
         os.replace(partial, path)
@@ -268,7 +147,7 @@ def replacing(path: Path) -> Iterator[Path]:
 def pack(source: Path, folder: Path) -> None:
     """Write FOLDER/NAME.gz, the compressed form of a file; the same content always gives the same bytes."""
     folder.mkdir(parents=True, exist_ok=True)
-    _packed_of(folder / source.name).write_bytes(gzip.compress(read_bytes(source), 9, mtime=0))
+    _packed_of(folder / source.name).write_bytes(gzip.compress(source.read_bytes(), 9, mtime=0))
 
 
 def check_output(path: Path) -> None:
@@ -298,7 +177,7 @@ def locked(path: Path, busy: str, wait: bool = False) -> Iterator[int]:
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open_to_append(path) as file:
+        with path.open("ab") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -327,7 +206,37 @@ def zip_damage(path: Path) -> str | None:
 def sha256(path: Path) -> str:
     """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
-    with open_any_size(path) as file:
+    with path.open("rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
+
+
+# --- to be removed with its last users
+
+ANY_SIZE = 1 << 63
+
+
+def inside(root: Path, name: str | Path) -> Path:
+    return root / name
+
+
+def open_regular(path: Path, most: int = ANY_SIZE) -> BinaryIO:
+    return path.open("rb")
+
+
+open_any_size = open_regular
+
+
+def read_bytes(path: Path, most: int = ANY_SIZE) -> bytes:
+    return path.read_bytes()
+
+
+def copy(source: Path, target: Path) -> None:
+    shutil.copyfile(source, target)
+
+
+def bounded(value: Any, least: float, most: float) -> Any:
+    if not least <= value <= most:
+        raise ValueError(f"{value}: must be {least:g} to {most:g}")
+    return value

@@ -21,7 +21,6 @@ from ..cli import frame
 from ..foreign import say
 from ..runs.run import SESSION, Run, RunRecord, distinct_names, drop_later, log_record
 from ..runs.training_command import TrainingCommand
-from .results import MOST, MOST_UPDATES
 from .style import COLOURS, figure, plain
 
 # Quantities to draw: keys in the log record, axis label, conversion factor. fairseq logs losses in bits.
@@ -62,7 +61,7 @@ def read_curves(run: Run) -> Curves:
             before = stamp
         record = log_record(line)
         updates = next((int(record[key]) for key in record if key.endswith("num_updates")), None) if record else None
-        if record is None or updates is None or not 0 <= updates <= MOST_UPDATES:
+        if record is None or updates is None:
             continue
         for key, rows in found.items():
             drop_later(rows, updates)
@@ -94,7 +93,7 @@ def number(value: Any) -> float | None:
         found = float(value)
     except (TypeError, ValueError):
         return None
-    return found if math.isfinite(found) and abs(found) <= MOST else None
+    return found if math.isfinite(found) else None
 
 
 def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:

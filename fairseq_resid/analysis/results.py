@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import records
-from ..foreign import printable
 from ..runs.run import FileState
 from ..tasks import kinds
-from ..tasks.protocol import FREQUENCIES, POSITIONS
 
 FORMAT = 1  # format version of analysis.json; incremented when older versions of this package would misread the file
-MOST = 1e38  # maximum absolute value of a number, about the range of fp32
-MOST_SITES, MOST_STACKS, MOST_LAYERS, MOST_UPDATES = 100_000, 32, 10_000, 10**12
 BINS = 50  # bins of a histogram over [0, 1]
 
 
@@ -137,72 +131,13 @@ class Header:
 
 
 def read_analysis(path: Path, writer: str = "fairseq-resid analyze") -> Analysis:
-    """Read an analysis and check its values, so that it can be drawn.
+    """Read an analysis.
 
-    Raises: the errors of records.read; ValueError naming the file if a value is out of range, or if a later version
-    wrote the file.
+    Raises: the errors of records.read; ValueError naming the file if a later version wrote it.
     """
     known = records.read(path, Header, writer).format
     if known > FORMAT:
         raise ValueError(
             f"{path}: format {known}: written by a later version of fairseq_resid; this version reads format {FORMAT}"
         )
-    analysis = records.read(path, Analysis, writer)
-    if wrong := next(faults(analysis), None):
-        raise ValueError(f"{path}: damaged, or not written by {writer}: {printable(wrong)}")
-    return analysis
-
-
-def faults(analysis: Analysis) -> Iterator[str]:
-    """Yield one line per invalid value in an analysis: the field, its value, and the allowed values."""
-    count = len(analysis.sites)
-    if not 1 <= count <= MOST_SITES:
-        yield f"sites: {count}: must be 1 to {MOST_SITES}"
-    stacks = len({site.stack for site in analysis.sites.values()})
-    if stacks > MOST_STACKS:
-        yield f"sites: {stacks} stacks: must be {MOST_STACKS} or fewer"
-    for name in ("nll", "start_nll"):
-        yield from beyond(name, getattr(analysis, name))
-    for name in ("sentences", "tokens", "updates"):
-        value = getattr(analysis, name)
-        if value is not None and not 0 <= value <= MOST_UPDATES**2:
-            yield f"{name}: {value}: must be 0 to {MOST_UPDATES**2}"
-    for where, site in analysis.sites.items():
-        if not 0 <= site.layer < MOST_LAYERS:
-            yield f"sites: {where}: layer: {site.layer}: must be 0 to {MOST_LAYERS - 1}"
-        for each in fields(site):
-            value = getattr(site, each.name)
-            if isinstance(value, float):
-                yield from beyond(f"sites: {where}: {each.name}", value)
-        for name, coefficient in site.coefficients.items():
-            yield from faults_of(f"sites: {where}: {name}", coefficient)
-    for where, rows in analysis.learning.items():
-        if where not in analysis.sites:
-            yield f"learning: {where}: no such site"
-        for name, row in rows.items():
-            for updates, value in row:
-                if not 0 <= updates <= MOST_UPDATES:
-                    yield f"learning: {where}: {name}: {updates} updates: must be 0 to {MOST_UPDATES}"
-                yield from beyond(f"learning: {where}: {name}", value)
-
-
-def faults_of(where: str, coefficient: Coefficient) -> Iterator[str]:
-    """Yield one line per invalid value in a coefficient."""
-    for name in ("mean", "sd", "start"):
-        yield from beyond(f"{where}: {name}", getattr(coefficient, name))
-    if len(coefficient.histogram) not in (0, BINS):
-        yield f"{where}: histogram: {len(coefficient.histogram)} bins: must be {BINS}, or none"
-    if any(not 0 <= number <= MOST_UPDATES**2 for number in coefficient.histogram):
-        yield f"{where}: histogram: must contain counts from 0 to {MOST_UPDATES**2}"
-    for name, most in (("by_position", POSITIONS), ("by_frequency", FREQUENCIES)):
-        values = getattr(coefficient, name)
-        if len(values) > most:
-            yield f"{where}: {name}: {len(values)} means: must be {most} or fewer"
-        for value in values:
-            yield from beyond(f"{where}: {name}", value)
-
-
-def beyond(where: str, value: float | None) -> Iterator[str]:
-    """Yield a line if a value is infinite, NaN or too large to draw."""
-    if value is not None and not (math.isfinite(value) and abs(value) <= MOST):
-        yield f"{where}: {value:g}: must be a number from {-MOST:g} to {MOST:g}"
+    return records.read(path, Analysis, writer)

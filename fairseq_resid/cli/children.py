@@ -102,7 +102,7 @@ def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
             failures.append(failure)
 
     log.touch()
-    with files.open_any_size(log) as file:
+    with log.open("rb") as file:
         file.seek(0, os.SEEK_END)
         follower = threading.Thread(target=keep_failure, args=(file,))
         follower.start()

@@ -24,7 +24,7 @@ from msgspec import Struct
 
 from .. import records
 from ..cli.progress import Progress
-from ..files import locked, open_any_size, partial_of
+from ..files import locked, partial_of
 from ..foreign import say, with_lines
 from .extract import Damaged, instead
 
@@ -158,7 +158,7 @@ def describe(path: Path) -> Fingerprint:
     """Return the fingerprint of a file."""
     sha256, md5 = hashlib.sha256(), hashlib.md5()
     status = path.stat()
-    with open_any_size(path) as file:
+    with path.open("rb") as file:
         while block := file.read(BLOCK):
             sha256.update(block)
             md5.update(block)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import matching, sha256
+from ..files import sha256
 from .captions import folder as captions
 from .images import folder as images
 from .recorded import FolderRecord
@@ -74,7 +74,7 @@ class TextFolderKind(FolderKind):
 
     def digests(self, data: Path) -> Iterable[str]:
         """Yield the checksums of the dictionaries and the reference texts."""
-        return map(sha256, [*sorted(data.glob("dict.*.txt")), *matching(data, "ref/*")])
+        return map(sha256, [*sorted(data.glob("dict.*.txt")), *sorted(data.glob("ref/*"))])
 
     def missing_split(self, data: Path, names: Sequence[str]) -> str | None:
         for name in names if data.is_dir() else ():

@@ -8,10 +8,13 @@ import pickle
 import re
 import reprlib
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from ..files import zip_damage
 
 # Classes that a pickle of fairseq may name, besides those of torch: argparse's namespace, and numpy numbers and arrays,
 # which numpy 1 writes as members of numpy.core and numpy 2 as members of numpy._core.
@@ -35,13 +38,6 @@ def shown(value: Any) -> str:
     return _short.repr(value)[:200]
 
 
-def check_sums(path: str | os.PathLike[str]) -> None:
-    """Raise BadZipFile if the checksum of a record is wrong, which torch does not check."""
-    with zipfile.ZipFile(path) as archive:
-        if damaged := archive.testzip():
-            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
-
-
 def read(path: str | os.PathLike[str], is_mapped: bool = False) -> Any:
     """Read a checkpoint on the CPU; no code in it runs.
 
@@ -52,8 +48,8 @@ def read(path: str | os.PathLike[str], is_mapped: bool = False) -> Any:
     """
     try:
         is_zip = zipfile.is_zipfile(path)
-        if is_zip and not is_mapped:
-            check_sums(path)
+        if is_zip and not is_mapped and (damaged := zip_damage(Path(path))):  # torch does not compare checksums
+            raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
         with torch.serialization.safe_globals(ALLOWED):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped and is_zip)
     except pickle.UnpicklingError as error:  # torch's message is a page long

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from ..files import remove_redirection
 from .errors import UserError
 from .loading import load_checkpoint
 from .stand_in import StandIn
@@ -30,11 +29,7 @@ def _bytes_of(value: Any) -> int:
 
 @contextlib.contextmanager
 def _writing(path: str, size: int) -> Iterator[None]:
-    """Report a failed write with the file's name and size, and remove the partial file PATH.tmp.
-
-    An existing link or pipe named PATH.tmp, which would redirect the output, is removed.
-    """
-    remove_redirection(Path(f"{path}.tmp"))
+    """Report a failed write with the file's name and size, and remove the partial file PATH.tmp."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a short write

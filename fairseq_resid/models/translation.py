@@ -37,8 +37,6 @@ FOREIGN_SCALINGS = ("scale_attn", "scale_fc", "scale_heads", "scale_resids")
 # the model. These sites are still built, so that a seed gives the same initial values as before.
 DRAWN_AHEAD = ("highway", "linear_shortcut", "sas", "shortcut_gate")
 
-MOST_LAYERS = 10_000  # layers per stack; fairseq has no limit
-
 # fairseq's names of the norms, and our names of the first norm of each site.
 STOCK_NORMS = {
     "self_attn_layer_norm": "self_attn_residual.norm",
@@ -66,9 +64,6 @@ def resolve_residual(args: argparse.Namespace) -> None:
     for name in FOREIGN_SCALINGS:
         if getattr(args, name, None):
             raise UserError(f"--{name.replace('_', '-')}: not supported by residual structures; omit the flag")
-    for name in ("encoder_layers", "decoder_layers"):
-        if getattr(args, name, 0) > MOST_LAYERS:
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be at most {MOST_LAYERS}")
     for name in ("dropout", "attention_dropout", "activation_dropout"):
         if not 0 <= getattr(args, name, 0.0) <= 1:  # also catches NaN, which fairseq accepts until the first update
             raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be a number from 0 to 1")

@@ -29,7 +29,7 @@ from ..analysis.results import read_analysis as read_analysis
 from ..cli import frame, quiet
 from ..evaluation import compare
 from ..evaluation import table as score_table
-from ..files import check_output, read_bytes, write_text
+from ..files import check_output, write_text
 from ..foreign import printable, say
 from ..runs.run import Results, Run, RunRecord
 from ..runs.training_command import TrainingCommand
@@ -98,7 +98,7 @@ def without_control(value: Any) -> Any:
 
 def figure(path: Path, caption: str) -> Figure:
     """Return the plot from a file."""
-    return Figure(base64.b64encode(read_bytes(path)).decode("ascii"), caption)
+    return Figure(base64.b64encode(path.read_bytes()).decode("ascii"), caption)
 
 
 def settings(runs: Sequence[Run], notes: list[str]) -> list[tuple[str, list[str], bool]]:

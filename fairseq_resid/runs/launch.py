@@ -29,7 +29,6 @@ from typing import NoReturn
 from .. import records
 from ..cli import children, frame, machine
 from ..data import folders
-from ..files import open_to_append
 from ..foreign import say
 from . import devices, plan, recipe, recovery
 from . import settings as evaluation_settings
@@ -366,7 +365,7 @@ def train(command: TrainingCommand, run: Run, record: RunRecord, rank: devices.R
         if is_first:
             children.show(argv, f" >> {shlex.quote(str(log))} 2>&1")
         variables = {**record.sessions[-1].variables, **(rank.environment if rank else {})}
-        with open_to_append(log) as file:
+        with log.open("ab") as file:
             if is_first:
                 with Display(run.name, command, begun or 0) as shown, children.followed(log, shown.take):
                     code = children.run(argv, file, lock, file, variables, STOPPING)

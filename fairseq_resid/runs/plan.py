@@ -31,7 +31,6 @@ PRECISION_FLAGS = (
     "--tpu",
 )
 TOLERANCE = 0.01  # of the effective batch
-MOST_STEPS = 1_000_000  # maximum --update-freq: all values up to this are tried
 UNITS = {"--max-tokens": "padded positions", "--batch-size": "examples"}
 # The flags that the plan sets.
 PLANNED_FLAGS = ("--distributed-world-size", "--update-freq", *UNITS)
@@ -110,7 +109,7 @@ def split_batch(effective: int, world_size: int, most: int, update_freq: int | N
     """Return the batch size of one process, at most `most`, and the update-freq that keep the effective batch.
 
     If update-freq is not given, the value that comes closest to the effective batch is chosen.
-    Raises: ValueError if the effective batch would change by more than 1%, or requires too large an update-freq.
+    Raises: ValueError if the effective batch would change by more than 1%.
     """
 
     def filled(steps: int) -> int:
@@ -120,11 +119,6 @@ def split_batch(effective: int, world_size: int, most: int, update_freq: int | N
         return abs(world_size * filled(steps) * steps - effective)
 
     enough = math.ceil(effective / (world_size * most))
-    if update_freq is None and enough > MOST_STEPS:
-        raise ValueError(
-            f"effective batch {effective:,}: requires --update-freq {enough:,} with {world_size} processes × {limit} "
-            f"{most:,}; at most --update-freq {MOST_STEPS:,} is allowed"
-        )
     least = max(1, math.ceil(effective * (1 - TOLERANCE) / (world_size * most)))
     steps = update_freq or min(range(least, enough + 1), key=off)
     size = filled(steps)

@@ -12,7 +12,6 @@ from pathlib import Path
 from ..files import read_lines
 from .training_command import split
 
-MOST_RECIPE = 1 << 20  # bytes, with comments
 FOLDER = Path(__file__).with_name("recipes")  # scripts/recipes, and package data in a wheel
 
 
@@ -51,7 +50,7 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
         near = difflib.get_close_matches(name, available(), n=1)
         meant = f"did you mean {near[0]}? Otherwise choose one of" if near else "choose one of"
         raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
-    lines = read_lines(path, MOST_RECIPE)
+    lines = read_lines(path)
     try:
         # Accept what a shell or an editor may produce: a byte order mark, continued lines, and comments that start
         # where an argument would start (shlex would also find comments inside arguments).

@@ -28,8 +28,8 @@ from typing import Any, Literal, TypeVar
 
 from .. import records
 from ..data import folders
-from ..files import MOST_LOG_BYTES, MOST_LOG_LINES, inside, locked, matching, reading, sha256
-from .training_command import TrainingCommand, check_size
+from ..files import locked, reading, sha256
+from .training_command import TrainingCommand
 
 T = TypeVar("T")
 Numbering = Literal["epoch", "update"]
@@ -46,8 +46,6 @@ SESSION = "fairseq_cli.train | {"
 # Lines of fairseq's trainer.
 LOADED = re.compile(r"Loaded checkpoint .* @ ([0-9]{1,15}) updates\)")
 SAVING = "Saving checkpoint to "
-MOST_SECONDS = 1e12  # maximum duration of a training run; still within the range of timedelta
-MOST_SCORES = 100
 EXPLODED = 100  # a logged gradient norm above this multiple of the median of a run's norms counts as an explosion
 TRAIN, EVALUATE = "fairseq-resid train", "fairseq-resid evaluate"
 
@@ -91,9 +89,6 @@ class RunRecord:
     sessions: list[Session] = field(default_factory=list)
     evaluate: list[str] = field(default_factory=list)
 
-    def __post_init__(self) -> None:
-        check_size([*self.command, *self.evaluate])
-
 
 @dataclass(frozen=True)
 class Explosion:
@@ -132,10 +127,6 @@ class TrainingSummary:
     explosion: Explosion | None = None
     started_at: int = 0
 
-    def __post_init__(self) -> None:
-        if self.train_seconds is not None and not 0 <= self.train_seconds <= MOST_SECONDS:
-            raise ValueError(f"train_seconds: {self.train_seconds:g}: must be 0 to {MOST_SECONDS:g}")
-
 
 @dataclass(frozen=True)
 class ByModel:
@@ -151,14 +142,6 @@ class Scored:
 
     score: float
     signature: str
-
-
-def check_number_of_scores(scores: dict[str, dict[str, Scored]]) -> None:
-    """Raise ValueError if there are too many scores for a card, which has a row for each score and a cell per model."""
-    labels = {label for of_model in scores.values() for label in of_model}
-    if max(len(scores), len(labels)) > MOST_SCORES:
-        what = f"{len(scores):,} models and {len(labels):,} scores"
-        raise ValueError(f"scores: {what}: must be at most {MOST_SCORES} each")
 
 
 @dataclass(frozen=True)
@@ -193,9 +176,6 @@ class Results:
     source: str = ""
     target: str = ""
     tokenize: str = ""
-
-    def __post_init__(self) -> None:
-        check_number_of_scores(self.scores)
 
     @property
     def direction(self) -> tuple[str, str] | None:
@@ -270,11 +250,11 @@ class Run:
 
     def file(self, name: str) -> Path:
         """Return the path of a file or folder inside the run folder."""
-        return inside(self.path, name)
+        return self.path / name
 
     def files(self, pattern: str) -> list[Path]:
         """Return the existing files that match a pattern, sorted."""
-        return matching(self.path, pattern)
+        return sorted(self.path.glob(pattern))
 
     @property
     def name(self) -> str:
@@ -427,7 +407,7 @@ class Run:
         Raises: ValueError if it is damaged or longer than any training log.
         """
         try:
-            with reading(self.train_log, MOST_LOG_BYTES, MOST_LOG_LINES) as log:
+            with reading(self.train_log) as log:
                 yield from (line.decode("utf-8", "replace") for line in log)
         except FileNotFoundError:
             return
@@ -484,7 +464,7 @@ class Run:
             tokens += float(record.get("train_wpb", math.nan)) * added
             seconds += _epoch_seconds(record, added, is_shared=done == started_at > 0)
             done += added
-        measured = math.isfinite(tokens) and 0 < seconds <= MOST_SECONDS
+        measured = math.isfinite(tokens) and 0 < seconds < math.inf
         finite = [loss for loss in losses.values() if math.isfinite(loss)]
         return TrainingSummary(
             num_updates=num_updates,

@@ -6,6 +6,7 @@ A recipe lists its settings below a line `[evaluate]`, as options of `fairseq-re
 from __future__ import annotations
 
 import argparse
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from typing import Any, NoReturn
 
 from ..cli.frame import integer
 from ..data.text.bleu import TOKENIZERS
-from ..files import bounded
 from .run import Numbering, Run, RunRecord
 
 MOST_FACTOR = 1000  # maximum of --lenpen and --max-len-a
@@ -77,9 +77,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 def _number(text: str) -> float:
     try:
-        return bounded(float(text), -MOST_FACTOR, MOST_FACTOR)
+        number = float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: must be a number from -{MOST_FACTOR} to {MOST_FACTOR}") from None
+        number = math.nan
+    if not math.isfinite(number):
+        raise argparse.ArgumentTypeError(f"{text}: must be a number")
+    return number
 
 
 def _range(text: str) -> tuple[int, int]:

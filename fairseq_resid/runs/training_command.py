@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 PROGRAM = "fairseq-train"
-MOST_CHARACTERS, MOST_WORDS = 1 << 17, 10_000  # of a command line in a file
 MOST_INTEGER = 10**18 - 1
 MOST_SEED = 2**32 - 1  # largest seed that NumPy accepts
 FLAG = re.compile(r"--?[A-Za-z]")
@@ -30,22 +29,8 @@ EQUIVALENTS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {
 
 
 def split(text: str) -> list[str]:
-    """Return the words of a command line, split as by a shell.
-
-    Raises: ValueError if it is too long, because splitting it could take minutes, or if a quote is not closed.
-    """
-    if len(text) > MOST_CHARACTERS:
-        raise ValueError(f"{len(text):,} characters of flags: must be at most {MOST_CHARACTERS:,}")
+    """Return the words of a command line, split as by a shell. Raises: ValueError if a quote is not closed."""
     return shlex.split(text)
-
-
-def check_size(words: Sequence[str]) -> None:
-    """Raise ValueError if a command line is too long."""
-    if len(words) > MOST_WORDS or sum(map(len, words)) > MOST_CHARACTERS:
-        raise ValueError(
-            f"a command of {len(words):,} words and {sum(map(len, words)):,} characters: must be at most "
-            f"{MOST_WORDS:,} words and {MOST_CHARACTERS:,} characters"
-        )
 
 
 @dataclass(frozen=True)

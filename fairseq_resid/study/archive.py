@@ -15,12 +15,12 @@ from pathlib import Path
 
 from .. import records
 from ..data import extract
-from ..files import inside, matching, reading, replacing, sha256
+from ..files import reading, replacing, sha256
 
 
 def kept_folder(study: Path) -> Path:
     """Return the folder next to a study file that contains its kept runs. Raises: see `inside`."""
-    return inside(study.parent, study.stem)
+    return study.parent / study.stem
 
 
 def archive_file(kept: Path) -> Path:
@@ -30,7 +30,7 @@ def archive_file(kept: Path) -> Path:
 
 def run_folders(kept: Path) -> list[Path]:
     """Return the folders of the kept runs, in alphabetical order."""
-    return [note.parent for note in matching(kept, "*/study.json") if note.parent.suffix != ".partial"]
+    return [note.parent for note in sorted(kept.glob("*/study.json")) if note.parent.suffix != ".partial"]
 
 
 def runs_folder(kept: Path) -> Path:
@@ -44,7 +44,7 @@ def runs_folder(kept: Path) -> Path:
     if not archive.is_file():
         return kept
     digest = sha256(archive)
-    named = records.read_if_there(inside(kept, "results.json"), dict) or {}
+    named = records.read_if_there(kept / "results.json", dict) or {}
     if not own and named.get("archive") not in (None, digest):
         raise ValueError(f"{archive}: SHA-256 {digest}: must be {named['archive']}, as in {kept / 'results.json'}")
     unpacked = _cached(archive, kept.name, digest)
@@ -99,7 +99,7 @@ def pack(kept: Path) -> Path:
         # Before the folders are removed, refuse names and sizes that unpacking would refuse.
         with tempfile.TemporaryDirectory(dir=kept.parent) as unpacked:
             extract.unpack(partial, Path(unpacked))
-    results = inside(kept, "results.json")
+    results = kept / "results.json"
     if (known := records.read_if_there(results, dict)) and known.get("archive"):
         records.write(results, {**known, "archive": sha256(archive_file(kept))})
     for folder in run_folders(kept):

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..files import create
-
 
 class StartedRun(Protocol):
     """A run that has been started."""
@@ -84,7 +82,7 @@ class LocalExecutor:
             own = {"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}
             if self.gpus:
                 own["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
-            with create(self.logs / f"{name}.out") as output:
+            with (self.logs / f"{name}.out").open("w+b") as output:
                 child = subprocess.Popen(
                     command,
                     stdin=subprocess.DEVNULL,
@@ -124,7 +122,7 @@ class Command:
     def __call__(self) -> None:
         self.output.parent.mkdir(parents=True, exist_ok=True)
         with (
-            create(self.output) as output,
+            self.output.open("w+b") as output,
             subprocess.Popen(
                 self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, preexec_fn=unannounced
             ) as child,

@@ -17,22 +17,20 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from .. import records
-from ..files import MOST_NUMBER, copy, matching, pack, replacing
-from ..foreign import printable
+from ..files import pack, replacing
 from ..runs import launch, recipe
-from ..runs.run import MOST_SECONDS, SESSION, Run, RunRecord, Scored, check_number_of_scores, log_record
+from ..runs.run import SESSION, Run, RunRecord, Scored, log_record
 from ..runs.training_command import TrainingCommand, split
 from ..tasks import kinds
 from .plan import FORMER_GATE_STARTS, Planned, Study, flags_of, with_gate_starts
 
 Outcome = Literal["finished", "diverged"]
-MOST_PARAMETERS = 1e15
 
 
 @dataclass(frozen=True)
@@ -56,9 +54,6 @@ class Note:
     terms: dict[str, Any] = field(default_factory=dict)
     data: str = ""
 
-    def __post_init__(self) -> None:
-        check_number_of_scores(self.scores)
-
     @property
     def nll(self) -> float:
         """The NLL on the validation set, of the averaged model if there is one; infinite if training diverged."""
@@ -81,14 +76,14 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
             records.write(Run(partial).record, replace(record, command=command_without_paths(record)))
         write_log(run, Run(partial))
         for path in run.files("results*.json"):
-            copy(path, partial / path.name)
+            shutil.copyfile(path, partial / path.name)
         for pattern in (pattern for task in kinds.TASKS for pattern in task.kept_files):
             for path in run.files(f"decode/{pattern}"):
                 pack(path, Run(partial).decode)
         analysis = run.file("analysis/analysis.json")
         if analysis.is_file():
             (partial / "analysis").mkdir()
-            copy(analysis, partial / "analysis" / analysis.name)
+            shutil.copyfile(analysis, partial / "analysis" / analysis.name)
         records.write(note_file(partial), note)
         if folder.exists():
             shutil.rmtree(folder)
@@ -133,7 +128,7 @@ def read_notes(folder: Path, study: str) -> dict[str, Note]:
     Raises: ValueError naming the folder of another study's run or of a run scored on other data, or the damaged file.
     """
     found: dict[str, Note] = {}
-    for path in matching(folder, "*/study.json"):
+    for path in sorted(folder.glob("*/study.json")):
         if path.parent.name.endswith(".partial"):  # a run is being copied, or was killed during the copy
             continue
         try:
@@ -141,37 +136,15 @@ def read_notes(folder: Path, study: str) -> dict[str, Note]:
         except FileNotFoundError:  # just renamed
             continue
         if note.study != study or note.run.name != path.parent.name:
-            raise ValueError(
-                f"{path.parent}: contains {printable(note.run.name)} of the study {printable(note.study)}, "
-                f"not of {study}"
-            )
+            raise ValueError(f"{path.parent}: contains {note.run.name} of the study {note.study}, not of {study}")
         other = next((name for name, it in found.items() if note.data and it.data not in ("", note.data)), None)
         if other is not None:
             raise ValueError(
                 f"{path.parent}: was scored on different data than {folder / other}: "
                 "its dictionaries or references differ"
             )
-        if wrong := next(faults(note), None):
-            raise ValueError(f"{path}: damaged, or not written by fairseq-resid study: {printable(wrong)}")
         found[note.run.name] = note
     return found
-
-
-def faults(note: Note) -> Iterator[str]:
-    """Yield a line for each invalid field of a note: the field, its value, and the allowed values."""
-    numbers = {f"valid: {model}": value for model, value in note.valid.items()}
-    numbers |= {
-        f"scores: {model}: {measure}": scored.score
-        for model, scores in note.scores.items()
-        for measure, scored in scores.items()
-    }
-    for where, value in numbers.items():
-        if not abs(value) <= MOST_NUMBER:  # also true for NaN
-            yield f"{where}: {value:g}: must be a number from {-MOST_NUMBER:g} to {MOST_NUMBER:g}"
-    sizes = {"seconds": (note.seconds, MOST_SECONDS), "parameters": (note.parameters, MOST_PARAMETERS)}
-    for where, (number, most) in sizes.items():
-        if number is not None and not 0 <= number <= most:
-            yield f"{where}: {number}: must be 0 to {most:g}"
 
 
 def check_scores(study: Study, notes: Mapping[str, Note], folder: Path) -> None:
@@ -212,7 +185,7 @@ def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
             if note.terms.get(key) != now.get(key)
         ]
         if differences:
-            listed = printable("; ".join(differences))
+            listed = "; ".join(differences)
             raise ValueError(
                 f"{folder / name}: was made with different settings ({listed}); restore them in {file}, or remove that "
                 "folder"

@@ -26,7 +26,7 @@ import yaml
 from .. import records
 from ..cli import frame, machine
 from ..cli.progress import clock
-from ..files import inside, last_lines, locked, matching, read_lines, write_text
+from ..files import last_lines, locked, read_lines, write_text
 from ..foreign import say
 from ..runs import devices, launch
 from . import archive, kept, plan, work
@@ -94,7 +94,7 @@ def read_state(study: Study, place: StudyFolders) -> State:
     Raises: see `kept.load_notes`.
     """
     notes = kept.load_notes(study, place.file, archive.runs_folder(place.kept))
-    failures = {path.stem: "\n".join(read_lines(path)) for path in matching(place.work, "failed/*.txt")}
+    failures = {path.stem: "\n".join(read_lines(path)) for path in sorted(place.work.glob("failed/*.txt"))}
     return State(study, place, notes, {name: text for name, text in failures.items() if name not in notes})
 
 
@@ -147,14 +147,14 @@ def ended(state: State, name: str, code: int) -> None:
     state.notes = notes
     if name not in state.notes:
         state.failed[name] = reason(place, name, code)
-        text = inside(place.work, f"failed/{name}.txt")
+        text = place.work / f"failed/{name}.txt"
         text.parent.mkdir(exist_ok=True)
         write_text(text, state.failed[name])
 
 
 def reason(place: StudyFolders, name: str, code: int) -> str:
     """Return why a run failed: the last error in its output, or else its last line, and the path of the output."""
-    out = inside(place.work, f"logs/{name}.out")
+    out = place.work / f"logs/{name}.out"
     lines = last_lines(out, 1000) if out.is_file() else []
     errors = [line for line in lines if "error:" in line]
     last = (errors or lines or [f"exit code {code}"])[-1].strip()
@@ -294,14 +294,14 @@ def make_executor(options: argparse.Namespace, place: StudyFolders) -> tuple[Exe
         given = parameters(options.cluster_option)
         if options.cluster == "slurm" and not {"timeout_min", "slurm_time"} & given.keys():
             raise ValueError("--cluster slurm: requires --cluster-option timeout_min=MINUTES; submitit's default is 5")
-        return SubmititExecutor(options.cluster, inside(place.work, "logs"), given), 1
+        return SubmititExecutor(options.cluster, place.work / "logs", given), 1
     cores = machine.cores()
     visible = visible_gpus()
     gpus = group_gpus(visible, options.gpus) if options.gpus else []
     # A run on a GPU also has processes that load data, so do not pin it to one core.
     threads = options.threads or (None if visible else 1)
     slots = options.jobs or len(gpus) or (1 if visible else max(1, cores // (threads or 1)))
-    return LocalExecutor(slots, threads, inside(place.work, "logs"), gpus), slots
+    return LocalExecutor(slots, threads, place.work / "logs", gpus), slots
 
 
 def visible_gpus() -> list[str]:

@@ -15,7 +15,7 @@ from .. import fairseq_patches, records
 from ..cli import children
 from ..data import folders
 from ..evaluation import evaluate, job
-from ..files import inside, last_lines, locked
+from ..files import last_lines, locked
 from ..runs import launch
 from ..runs import settings as evaluation_settings
 from ..runs.run import Run, saved_at
@@ -43,7 +43,7 @@ class StudyFolders:
 
         Raises: ValueError if it belongs to another study.
         """
-        owner = inside(self.work, "study.json")
+        owner = self.work / "study.json"
         name = records.read_if_there(owner, str)
         if name not in (None, self.name):
             raise ValueError(f"--work {self.work}: contains runs of the study {name}, not of {self.name}")
@@ -57,7 +57,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
 
     Raises: ValueError, ChildProcessError or OSError if a step fails. A diverged run is kept, with that outcome.
     """
-    folder, target = Run(inside(place.work, run.name)), inside(place.kept, run.name)
+    folder, target = Run(place.work / run.name), place.kept / run.name
     # The process of a killed study may still be running.
     with locked(place.work / f"{run.name}.lock", f"{run.name}: another process is running it", wait=True):
         if kept.note_file(target).is_file():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..data import folders
 from ..data.captions import folder as caption_folder
 from ..data.captions.folder import CaptionData
-from ..files import inside, read_lines, sha256
+from ..files import read_lines, sha256
 from ..runs.run import EVALUATE, Results, Run, Scored
 from .protocol import (
     LAST,
@@ -119,7 +119,7 @@ class Captioning(Task[CaptionData]):
         return (*super().task_flags(cfg, data), "--by-image")
 
     def test_set(self, results: Results) -> str:
-        return sha256(inside(Path(results.data), f"ref/{results.subset}.tsv"))
+        return sha256(Path(results.data) / f"ref/{results.subset}.tsv")
 
     def nll(self, job: ScoringJob[CaptionData], model: ScoredModel) -> float:
         return likelihood.mean(reference_nll(job, model))

@@ -15,7 +15,7 @@ from ..data.text import folder as text_folder
 from ..data.text.binarised import SPECIAL, check_texts, require_subset
 from ..data.text.bleu import perfect
 from ..data.text.folder import Corpus
-from ..files import MOST_COUNT, bounded, inside, read_lines, read_rows, write_text
+from ..files import read_lines, read_rows, write_text
 from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored, renewed_states
 from ..runs.trained_on import check_same_dictionaries, direction_of, find_data, setting
 from .protocol import (
@@ -210,7 +210,7 @@ def _nll_parts(run: Run, subset: str) -> list[list[float]]:
 
 def _bleu_parts(run: Run, subset: str) -> list[list[float]]:
     def counts(fields: list[str]) -> list[float]:
-        return [bounded(float(field), 0, MOST_COUNT) for field, _ in zip(fields, range(10), strict=True)]
+        return [float(field) for field, _ in zip(fields, range(10), strict=True)]
 
     return read_rows(run.file(f"decode/{subset}.averaged.bleu"), counts, "two lengths and eight n-gram counts")
 
@@ -374,7 +374,7 @@ class Translation(Task[Corpus]):
         """Return sources (empty if not stored next to the references), references and hypotheses."""
         first = candidates[0]
         corpus = self._corpus(Run(first.path), first.results, data)
-        path = inside(corpus.path, f"ref/{first.results.subset}.{corpus.source}")
+        path = corpus.path / f"ref/{first.results.subset}.{corpus.source}"
         references = first.outputs.references
         sources = read_lines(path) if path.is_file() else [""] * len(references)
         return Texts(

@@ -14,8 +14,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import io
-import math
 import re
 import zipfile
 from abc import ABC, abstractmethod
@@ -28,10 +26,8 @@ import numpy as np
 
 from ...cli.frame import MissingPackage
 from ...cli.progress import Progress
-from ...files import ANY_SIZE, MOST_LINE_BYTES, open_any_size, open_regular, reading
-from .folder import MOST_REGIONS, MOST_WIDTH
+from ...files import reading
 
-MOST_ARRAY = 1 << 26  # maximum size of an array in an npz file, in bytes
 EDGE = 1.0  # number of pixels by which a box may extend beyond the image
 LARGEST = float(np.finfo(np.float16).max)
 # The released files are called NAME.tsv, NAME.tsv.0, NAME.tsv.1. Other names, such as NAME.tsv.bak, are not read.
@@ -90,11 +86,8 @@ class FeatureSource(ABC):
         """
         try:
             features, boxes = self.find(image)
-            if features.ndim != 2 or not 1 <= len(features) <= MOST_REGIONS or not 1 <= features.shape[1] <= MOST_WIDTH:
-                raise ValueError(
-                    f"features of shape {features.shape}: must be (regions, width), with 1 to {MOST_REGIONS:,} regions "
-                    f"and a width of 1 to {MOST_WIDTH:,}"
-                )
+            if features.ndim != 2 or not features.size:
+                raise ValueError(f"features of shape {features.shape}: must be (regions, width)")
             if width not in (None, features.shape[1]):
                 raise ValueError(f"{features.shape[1]:,} features per region: must be {width:,}")
             if not np.abs(features).max() <= LARGEST:  # also true for NaN
@@ -133,7 +126,7 @@ class TsvFeatures(FeatureSource):
         with Progress(f"index {path}", sum(file.stat().st_size for file in files), "B") as progress:
             for number, file in enumerate(files):
                 offset = 0
-                with reading(file, ANY_SIZE) as lines:
+                with reading(file) as lines:
                     for place, line in enumerate(lines, start=1):
                         image = line.partition(b"\t")[0]
                         if image.isdigit():
@@ -142,7 +135,7 @@ class TsvFeatures(FeatureSource):
                             raise ValueError(f"{file}:{place}: {line[:20]!r}: must start with a numeric image_id")
                         offset += len(line)
                         progress.advance(len(line))
-        self.opened = [open_any_size(file) for file in self.files]
+        self.opened = [file.open("rb") for file in self.files]
 
     def __contains__(self, image: str) -> bool:
         return image in self.lines
@@ -153,7 +146,7 @@ class TsvFeatures(FeatureSource):
     def find(self, image: str) -> Found:
         number, offset, place = self.lines[image]
         self.opened[number].seek(offset)
-        fields = self.opened[number].readline(MOST_LINE_BYTES).rstrip(b"\r\n").split(b"\t")
+        fields = self.opened[number].readline().rstrip(b"\r\n").split(b"\t")
         where = f"{self.files[number].name}:{place}"
         if len(fields) != len(FIELDS):
             raise ValueError(f"{where}: {len(fields)} fields: must be {', '.join(FIELDS)}; is the file complete?")
@@ -165,10 +158,10 @@ class TsvFeatures(FeatureSource):
                 f"{where}: image_w, image_h and num_boxes must be numbers, and boxes and features base64; is the file "
                 "complete?"
             ) from None
-        if not 1 <= count <= MOST_REGIONS or len(boxes) != 16 * count or not features or len(features) % (4 * count):
+        if count < 1 or len(boxes) != 16 * count or not features or len(features) % (4 * count):
             raise ValueError(
                 f"{where}: {count} regions with {len(boxes):,} bytes of boxes and {len(features):,} of features: must "
-                f"be 1 to {MOST_REGIONS:,} regions with 16 bytes of boxes each and equally many features; is the file "
+                "be one or more regions with 16 bytes of boxes each and equally many features; is the file "
                 "complete?"
             )
         return (
@@ -190,7 +183,7 @@ class NpzFeatures(FeatureSource):
     @contextmanager
     def _open(self, image: str) -> Iterator[zipfile.ZipFile]:
         try:
-            with open_regular(self.path / f"{image}.npz") as file, zipfile.ZipFile(file) as archive:
+            with (self.path / f"{image}.npz").open("rb") as file, zipfile.ZipFile(file) as archive:
                 yield archive
         except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, EOFError) as error:
             raise ValueError(f"damaged: {' '.join(str(error).split())}") from None
@@ -209,30 +202,19 @@ class NpzFeatures(FeatureSource):
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
-    """Return an array of numbers from an npz file, after checking its header and size."""
-    if archive.NameToInfo[name].file_size > MOST_ARRAY:
-        raise ValueError(f"{name}: {archive.NameToInfo[name].file_size:,} bytes; at most {MOST_ARRAY:,} are read")
-    with archive.open(name) as member:
-        content = io.BytesIO(member.read(MOST_ARRAY))
+    """Return an array of numbers from an npz file."""
     try:
-        version = np.lib.format.read_magic(content)
-        if version > (2, 0):
-            raise ValueError(f"npy format {version[0]}.{version[1]}; only 1.0 and 2.0 are supported")
-        read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, is_fortran, dtype = read_header(content)
-        values = content.read()
-        if dtype.kind not in "fiu" or math.prod(shape) * dtype.itemsize != len(values):
-            raise ValueError(
-                f"type {dtype} and shape {shape} with {len(values):,} bytes: must be numbers, one per element"
-            )
+        with archive.open(name) as member:
+            array = np.lib.format.read_array(member, allow_pickle=False)
     except Exception as error:  # NumPy parses the header as Python, which can raise any error
         raise ValueError(f"{name}: damaged: {' '.join(str(error).split())[:200]}") from None
-    array = np.frombuffer(values, dtype).reshape(shape, order="F" if is_fortran else "C")
-    return array.astype(np.float64 if dtype.kind in "iu" else dtype)
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"{name}: type {array.dtype}: must be numbers")
+    return array.astype(np.float64 if array.dtype.kind in "iu" else array.dtype)
 
 
 class Hdf5Features(FeatureSource):
-    """Features in an HDF5 file. Links and datasets stored in other files are not read."""
+    """Features in an HDF5 file."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
@@ -244,7 +226,7 @@ class Hdf5Features(FeatureSource):
             ) from None
         self.h5py = h5py
         try:
-            self.opened: Any = h5py.File(open_any_size(path), "r")
+            self.opened: Any = h5py.File(path.open("rb"), "r")
         except OSError as error:
             raise ValueError(f"{path}: damaged: {' '.join(str(error).split())[:200]}") from None
 
@@ -265,16 +247,9 @@ class Hdf5Features(FeatureSource):
         return features, fractions(boxes, 1, 1, 1e-3) if has_four else boxes  # type: ignore[arg-type]
 
     def _dataset(self, name: str) -> np.ndarray:
-        link, dataset = self.opened.get(name, getlink=True), None
-        if isinstance(link, self.h5py.HardLink):
-            dataset = self.opened[name]
-        if not isinstance(dataset, self.h5py.Dataset) or dataset.is_virtual or dataset.external:
-            raise ValueError(f"{name}: must be a dataset stored in this file; links are not followed")
-        if dataset.dtype.kind not in "fiu" or not 0 < dataset.size * dataset.dtype.itemsize <= MOST_ARRAY:
-            raise ValueError(
-                f"{name}: {dataset.size:,} values of type {dataset.dtype}: must be numbers, in at most {MOST_ARRAY:,} "
-                "bytes"
-            )
+        dataset = self.opened.get(name)
+        if not isinstance(dataset, self.h5py.Dataset) or dataset.dtype.kind not in "fiu":
+            raise ValueError(f"{name}: must be a dataset of numbers")
         values: np.ndarray = dataset[()]
         return values
 
@@ -287,6 +262,6 @@ def open_features(path: Path) -> FeatureSource:
     files = feature_files(path)
     if path.is_dir():
         return NpzFeatures(path) if files[0].suffix == ".npz" else TsvFeatures(path, files)
-    with open_any_size(path) as file:
+    with path.open("rb") as file:
         is_hdf5 = file.read(8) == b"\x89HDF\r\n\x1a\n"
     return Hdf5Features(path) if is_hdf5 else TsvFeatures(path, files)

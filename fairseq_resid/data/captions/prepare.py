@@ -19,7 +19,7 @@ import numpy as np
 from ... import records
 from ...cli.frame import command
 from ...cli.progress import Progress
-from ...files import locked, open_to_append, read_bytes, sha256, working_folder, write_text
+from ...files import locked, sha256, working_folder, write_text
 from ...foreign import say
 from ..recorded import SPLITS
 from . import folder as caption_folder
@@ -240,9 +240,9 @@ def _write_regions(data: Path, split: str, images: Sequence[str], source: Featur
     """
     row = {"features": 2 * width, "boxes": 16}  # bytes per region
     with ExitStack() as stack:
-        opened = {part: stack.enter_context(open_to_append(data / f"{split}.{part}")) for part in (*row, "regions")}
+        opened = {part: stack.enter_context((data / f"{split}.{part}").open("ab")) for part in (*row, "regions")}
         sizes = {part: os.fstat(file.fileno()).st_size for part, file in opened.items()}
-        counts = np.frombuffer(read_bytes(data / f"{split}.regions")[: sizes["regions"] // 2 * 2], PARTS["regions"])
+        counts = np.frombuffer((data / f"{split}.regions").read_bytes()[: sizes["regions"] // 2 * 2], PARTS["regions"])
         total = int(counts.sum(dtype=np.int64))
         if any(sizes[part] < total * size for part, size in row.items()):
             counts, total = counts[:0], 0

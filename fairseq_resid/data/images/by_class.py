@@ -18,7 +18,6 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ...cli.workers import ordered
-from ...files import read_bytes
 from .manifest import PARTS
 
 # Image formats whose decoders run no other program. The format is detected from the content, not the file name.
@@ -86,7 +85,6 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
     classes = tuple(known)
     files: dict[str, list[ImageFile]] = {}
     labels: dict[str, np.ndarray] = {}
-    inside = root.resolve()
     if (root / "valid").exists():
         raise ValueError(
             f"{name}/valid: the validation set is taken from the training images (--valid N); "
@@ -95,7 +93,7 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
     for part in PARTS:
         if not (root / part).is_dir():
             raise ValueError(f"{name}: folder {part}/ is missing; must contain train/CLASS/IMAGE and test/CLASS/IMAGE")
-        folders = {entry.name: entry for entry in _entries(root / part, f"{name}/{part}", inside)}
+        folders = {entry.name: entry for entry in _entries(root / part)}
         for entry in folders.values():
             if not entry.is_dir():
                 raise ValueError(
@@ -114,7 +112,7 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
             raise ValueError(f"{name}/{part}: folder for class {missing[0]} is missing")
         files[part], counts = [], []
         for label in classes:
-            found = _images(folders[label], f"{name}/{part}/{label}", inside) if label in folders else []
+            found = _images(folders[label], f"{name}/{part}/{label}") if label in folders else []
             counts.append(len(found))
             files[part] += found
         labels[part] = np.repeat(np.arange(len(classes)), counts)
@@ -123,10 +121,10 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
     return ImageFolder(classes, files, labels, name)
 
 
-def _images(folder: os.DirEntry[str], name: str, inside: Path) -> list[ImageFile]:
+def _images(folder: os.DirEntry[str], name: str) -> list[ImageFile]:
     """Return the image files of a class."""
     found = []
-    for entry in _entries(Path(folder.path), name, inside):
+    for entry in _entries(Path(folder.path)):
         if not entry.is_file():
             raise ValueError(f"{name}/{entry.name}: not a file; the folder of a class may contain only images")
         found.append(ImageFile(Path(entry.path), f"{name}/{entry.name}"))
@@ -135,17 +133,10 @@ def _images(folder: os.DirEntry[str], name: str, inside: Path) -> list[ImageFile
     return found
 
 
-def _entries(folder: Path, name: str, inside: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder, sorted by name.
-
-    Raises: ValueError naming a link to a target outside the folder `inside`.
-    """
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    """Return the entries of a folder, sorted by name."""
     with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(inside):
-            raise ValueError(f"{name}/{entry.name}: links out of the folder are not followed; replace it with a copy")
-    return entries
+        return sorted(found, key=lambda entry: entry.name)
 
 
 def _decode_all(files: Sequence[ImageFile], shape: Shape) -> np.ndarray:
@@ -161,7 +152,7 @@ def _decode(file: ImageFile, shape: Shape | None = None) -> np.ndarray:
 
     Raises: ValueError naming the file if it is not a complete image or has a different shape; OSError.
     """
-    raw = read_bytes(file.path)
+    raw = file.path.read_bytes()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -6,7 +6,6 @@ pickled data.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, ClassVar
@@ -17,7 +16,6 @@ from ..recorded import FolderRecord, RecordedFolder
 
 RECORD = "images.json"
 TASK = "image_classification"  # the fairseq task that reads such a folder
-MOST_VALUES = 1 << 22  # values per image, such as 3 x 1,182 x 1,182
 MOST_CLASSES = 1 << 16  # labels are stored in 16 bits
 
 
@@ -41,14 +39,6 @@ class ImageRecord(FolderRecord):
     deviation: list[float]
     source: str
     tools: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # The shape and the number of classes determine the sizes of a model's first and last layers.
-        if min(self.shape) < 1 or math.prod(self.shape) > MOST_VALUES:
-            raise ValueError(f"shape: {list(self.shape)}: must be positive, with a product of at most {MOST_VALUES:,}")
-        if not 1 <= len(self.classes) <= MOST_CLASSES:
-            raise ValueError(f"classes: {len(self.classes):,}: must be 1 to {MOST_CLASSES:,}")
 
 
 def dtype(shape: tuple[int, int, int]) -> np.dtype[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...files import open_any_size, read_bytes, sha256
+from ...files import sha256
 from .. import extract
 from ..fetch import Fingerprint, describe, fetch, problem, usable
 from . import by_class
@@ -94,7 +94,7 @@ class Release(Source):
         files = {member: work / str(number) for number, member in enumerate([*members, manifest.names])}
         with usable(self.archive, self.known):
             extract.extract(self.archive, files)
-        named = tuple(read_bytes(files[manifest.names]).decode("utf-8", "replace").split())
+        named = tuple(files[manifest.names].read_bytes().decode("utf-8", "replace").split())
         if named != manifest.classes:
             raise ValueError(f"{self.archive}: {manifest.names} does not list the classes of {manifest.name}")
         layout = np.dtype([("labels", "u1", (len(manifest.labels),)), ("pixels", "u1", shape)])
@@ -116,7 +116,7 @@ class Release(Source):
                 f"{self.archive}: {member} has {size:,} bytes; expected images of {layout.itemsize:,} bytes each; "
                 "is the file complete?"
             )
-        with open_any_size(file) as opened:
+        with file.open("rb") as opened:
             images = np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), layout)
         labels = images["labels"][:, self.manifest.labels.index("class")]
         if len(wrong := np.flatnonzero(labels >= classes)):

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from ...cli.frame import command
-from ...files import read_bytes
 from . import flags, folder, sources
 from .fingerprints import Fingerprints
 from .folder import Corpus
@@ -89,10 +88,10 @@ def vocabulary_of(data: Path) -> dict[str, Any]:
     corpus, record = Corpus.read(data), folder.read(data)
     corpus.segmenter()  # raises if there is no valid model
     dictionaries = [data / f"dict.{language}.txt" for language in (record.source, record.target)]
-    contents = [read_bytes(file) for file in dictionaries]
+    contents = [file.read_bytes() for file in dictionaries]
     if contents[0] != contents[1]:
         raise ValueError(f"--vocab-from {data}: its two dictionaries differ; only a joined dictionary is supported")
-    model = read_bytes(data / str(record.restore.model))
+    model = (data / str(record.restore.model)).read_bytes()
     normalizer = record.subwords.normalizer
     return {
         "vocab_size": record.vocab_size,

@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from ... import records
-from ...files import inside, read_lines
-from ..recorded import check_names, check_sizes
+from ...files import read_lines
+from ..recorded import check_sizes
 from .binarised import check_regular, check_texts, sentence_lengths
 from .bleu import check_tokenizer, default_tokenizer
 from .forms import TOKENISED, TextForm, check_languages, is_blank
@@ -158,7 +158,6 @@ class CorpusRecord:
     def __post_init__(self) -> None:
         check_languages(self.source, self.target)
         check_tokenizer(self.bleu_tokenize)
-        check_names([*self.sizes, *self.checksums, *([self.restore.model] if self.restore.model else [])])
 
     @property
     def unverified_texts(self) -> tuple[str, ...]:
@@ -195,7 +194,7 @@ def read(data: Path) -> CorpusRecord:
 
     Raises: OSError if it does not exist; ValueError naming the file and the problem.
     """
-    return records.read(inside(data, CORPUS), CorpusRecord, WRITER)
+    return records.read(data / CORPUS, CorpusRecord, WRITER)
 
 
 @dataclass(frozen=True)
@@ -272,10 +271,10 @@ class Corpus:
         """
         if not self.restore.model:
             raise ValueError(f"{self.path}: contains no subword model")
-        return Segmenter(self.restore.post_process, inside(self.path, self.restore.model))
+        return Segmenter(self.restore.post_process, self.path / self.restore.model)
 
     def reference(self, subset: str) -> Path:
-        return inside(self.path, f"ref/{subset}.{self.target}")
+        return self.path / f"ref/{subset}.{self.target}"
 
     def references(self, subset: str) -> list[str]:
         """Return the reference text in the form that is scored."""
@@ -288,7 +287,7 @@ class Corpus:
     def blank_lines(self, subset: str) -> set[int]:
         """Return the indices of the source sentences that are blank, in the raw text or after segmentation."""
         blank = {index for index, length in enumerate(self.lengths(subset, self.source)) if length == 1}
-        raw = inside(self.path, f"ref/{subset}.{self.source}")
+        raw = self.path / f"ref/{subset}.{self.source}"
         lines = read_lines(raw) if raw.is_file() else []
         return blank | {index for index, line in enumerate(lines) if is_blank(line)}
 
@@ -309,7 +308,7 @@ def check(data: Path, verify: bool = False) -> bool:
     Raises: ValueError naming every file that is missing or damaged, or corpus.json if it cannot be read.
     """
     check_regular(data)
-    known = records.read_if_there(inside(data, CORPUS), CorpusRecord, WRITER)
+    known = records.read_if_there(data / CORPUS, CorpusRecord, WRITER)
     if known is not None:
         check_sizes(data, CORPUS, known.sizes, known.checksums if verify else {})
     check_texts(data)

@@ -16,7 +16,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ... import records
-from ...foreign import printable
 from ..fetch import RemoteFile
 from .forms import TextForm
 
@@ -118,7 +117,7 @@ def read(path: Path) -> TextManifest:
     try:
         _check(manifest)
     except ValueError as error:
-        raise ValueError(printable(f"{path}: {error}")) from None
+        raise ValueError(f"{path}: {error}") from None
     return manifest
 
 

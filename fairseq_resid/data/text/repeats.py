@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 
 from ...cli.progress import Progress
-from ...files import open_any_size
 from .folder import Overlap, PairCounts
 
 Sides = tuple[Path, Path]
@@ -90,7 +89,7 @@ def deduplicate(
 def _pairs(files: Sides) -> Iterator[tuple[bytes, bytes]]:
     """Yield the pairs of a text written by this preparation, in which every line ends in LF."""
     with ExitStack() as stack:
-        source, target = (stack.enter_context(open_any_size(file)) for file in files)
+        source, target = (stack.enter_context(file.open("rb")) for file in files)
         yield from zip(source, target, strict=True)
 
 

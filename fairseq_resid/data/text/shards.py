@@ -28,7 +28,7 @@ import numpy as np
 from ... import records
 from ...cli.progress import Progress
 from ...cli.workers import ordered
-from ...files import open_any_size, replacing
+from ...files import replacing
 from ...foreign import say
 
 SHARD_LINES = 10_000
@@ -50,7 +50,7 @@ class Shard:
 
     def pairs(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the pairs of raw lines."""
-        with open_any_size(self.files[0]) as source, open_any_size(self.files[1]) as target:
+        with self.files[0].open("rb") as source, self.files[1].open("rb") as target:
             source.seek(self.starts[0])
             target.seek(self.starts[1])
             yield from islice(zip(lines(source), lines(target), strict=False), SHARD_LINES)
@@ -94,7 +94,7 @@ class Measured:
 def measure(path: Path, progress: Progress | None = None) -> Measured:
     """Measure a text file. A last line without LF counts as a line."""
     count, place, last, digest, starts = 0, 0, 10, hashlib.sha256(), [0]
-    with open_any_size(path) as file:
+    with path.open("rb") as file:
         while block := file.read(BLOCK):
             digest.update(block)
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == 10)

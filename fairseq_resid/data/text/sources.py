@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...files import open_any_size
 from ...foreign import further_lines, say, with_lines
 from .. import extract
 from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, address, fetch, problem, size_at, usable
@@ -291,7 +290,7 @@ def form_of(path: Path, name: str) -> str:
     if name.endswith(".xml") or extract.is_tagged(name):
         return "xml"
     attached = detached = 0
-    with open_any_size(path) as file:
+    with path.open("rb") as file:
         for line in islice(iter(partial(file.readline, SNIFFED_BYTES), b""), SNIFFED):
             attached += len(re.findall(rb"[^\W\d_][.,?!](?=\s|$)", line))
             detached += len(re.findall(rb"\s[.,?!](?=\s|$)", line))

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...cli.progress import Progress
-from ...files import open_any_size, read_bytes, read_lines
+from ...files import read_lines
 from . import binarise, ceiling, clean, repeats, shards, sources, subwords, tokenise
 from . import folder as data_folder
 from .bleu import default_tokenizer, metric
@@ -238,7 +238,7 @@ def extract(job: Job, folder: Path) -> Extracted:
 
 def _check_evaluation_text(path: Path) -> None:
     """Raise ValueError naming the file if a validation or test text, which is never changed, is unusable."""
-    with open_any_size(path) as file:
+    with path.open("rb") as file:
         if file.read(3) == shards.BYTE_ORDER_MARK:
             raise ValueError(
                 f"{path}: begins with a byte-order mark, which is not removed from validation and test text; remove it"
@@ -272,7 +272,7 @@ def tokenise_text(job: Job, extracted: FinishedStep[Extracted], folder: Path) ->
             continue
         for path, files in zip(job.sides(folder / "ref", split), zip(*raw, strict=True), strict=True):
             with path.open("wb") as reference:
-                for content in map(read_bytes, files):
+                for content in map(Path.read_bytes, files):
                     reference.write(content if content.endswith(b"\n") else content + b"\n")
     return Kept(counts)
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from ...cli.frame import MissingPackage
-from ...files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
+from ...files import read_rows, write_text
 
 CIDER = "CIDEr"
 INSTALL = 'run pip install "fairseq_resid[captioning]"'
@@ -56,9 +56,7 @@ def read_scores(path: Path) -> list[CaptionScore]:
 
     def one(fields: list[str]) -> CaptionScore:
         image, cider, references = fields
-        return CaptionScore(
-            image, bounded(float(cider), -MOST_NUMBER, MOST_NUMBER), bounded(int(references), 1, MOST_COUNT)
-        )
+        return CaptionScore(image, float(cider), int(references))
 
     return read_rows(path, one, "image, CIDEr and number of references")
 

@@ -14,7 +14,7 @@ from ...cli import children
 from ...cli.progress import Progress
 from ...data.text.folder import Corpus
 from ...fairseq_patches.dictionaries import FLAG, is_allowed
-from ...files import create, read_lines
+from ...files import read_lines
 from ...runs.settings import DECODING
 from ...runs.trained_on import setting
 
@@ -84,9 +84,9 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
     log.parent.mkdir(parents=True, exist_ok=True)
     messages = log.with_suffix(".err")
     with (
-        create(log) as output,
+        log.open("w+b") as output,
         # Keep stderr separate until the end, so that a message cannot split the line of a hypothesis.
-        create(messages) as errors,
+        messages.open("w+b") as errors,
         Progress(f"decode {log.stem}", sentences, "sentences") as progress,
         children.followed(log, lambda line: progress.advance(line.startswith("D-"))),
     ):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...cli.progress import Progress
-from ...files import MOST_COUNT, MOST_NUMBER, bounded, read_rows, write_text
+from ...files import read_rows, write_text
 from ..protocol import ScoringJob
 
 UNIT = "nats per reference subword with EOS, unsmoothed, teacher-forced"
@@ -46,7 +46,7 @@ def read_nll(path: Path) -> list[Sentence]:
 
     def sentence(fields: list[str]) -> Sentence:
         nll, tokens = fields
-        return Sentence(bounded(float(nll), -MOST_NUMBER, MOST_NUMBER), bounded(int(tokens), 1, MOST_COUNT))
+        return Sentence(float(nll), int(tokens))
 
     return read_rows(path, sentence, "NLL and number of tokens")
 

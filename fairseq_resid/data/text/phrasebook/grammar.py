@@ -21,7 +21,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from ....files import read_bytes, replacing, working_folder
+from ....files import replacing, working_folder
 from . import table
 from .table import Filler, Template, kind
 
@@ -197,7 +197,7 @@ def write(folder: Path, contents: dict[str, bytes]) -> bool:
     if folder.is_dir():
         names = sorted(path.name for path in folder.iterdir())
         if names == sorted(contents) and all(
-            (folder / name).is_file() and read_bytes(folder / name) == content for name, content in contents.items()
+            (folder / name).is_file() and (folder / name).read_bytes() == content for name, content in contents.items()
         ):
             return False
         if names:
