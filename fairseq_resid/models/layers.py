@@ -103,8 +103,6 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
         encoder_out: Tensor | None = None,
         encoder_padding_mask: Tensor | None = None,
         incremental_state: dict[str, dict[str, Tensor | None]] | None = None,
-        prev_self_attn_state: None = None,
-        prev_attn_state: None = None,
         self_attn_mask: Tensor | None = None,
         self_attn_padding_mask: Tensor | None = None,
         need_attn: bool = False,
@@ -117,7 +115,6 @@ class ResidualDecoderLayer(TransformerDecoderLayerBase):
             encoder_out: (S, B, C)
             encoder_padding_mask: (B, S), true at padding
             incremental_state: keys and values of earlier steps, by attention module
-            prev_self_attn_state, prev_attn_state: not supported; fairseq's interface has them
             self_attn_mask: (T, T); self_attn_padding_mask: (B, T)
             need_attn: return attention weights averaged over heads; need_head_weights: return the weights of each head
         """

@@ -188,29 +188,6 @@ def test_decoder_layer_attention_equals_that_of_stock(theirs, ours, given, fast,
     assert (results[0][1] is None) == (not given and (fast or training))
 
 
-@pytest.mark.parametrize("masked", [False, True])
-@as_stock
-def test_decoder_layer_accepts_given_states(theirs, ours, masked):
-    """Keys and values of earlier steps are inputs and outputs of the layer, as in an ONNX export."""
-    model = stock(**theirs)
-    own = [torch.randn(3, 4, 2, 16, generator=torch.Generator().manual_seed(i)) for i in range(2)]
-    encoder = [torch.randn(3, 4, 5, 16, generator=torch.Generator().manual_seed(i)) for i in range(2, 4)]
-    padding = {}
-    if masked:
-        own.append(torch.zeros(3, 2, dtype=torch.bool))
-        own[2][1, 0] = True
-        encoder.append(SOURCE_PADDING)
-        padding = {"self_attn_padding_mask": torch.zeros(3, 1, dtype=torch.bool)}
-    results = []
-    for each in (model, adopted(model, ours)):
-        layer = each.decoder.layers[0]
-        layer.prepare_for_onnx_export_()
-        states = {"incremental_state": {}, "prev_self_attn_state": list(own), "prev_attn_state": list(encoder)}
-        results.append(layer(X[:1], ENCODED, SOURCE_PADDING, **states, **padding))
-    same(results[1], results[0])
-    assert [len(state) for state in results[1][2]] == [3] * (3 if masked else 2)
-
-
 @pytest.mark.parametrize("return_fc", [False, True])
 @pytest.mark.parametrize("mask", [None, torch.ones(4, 4).triu(1)], ids=["all", "causal"])
 @as_stock
