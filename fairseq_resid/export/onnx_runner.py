@@ -40,7 +40,7 @@ class Vocabulary:
     """
 
     def __init__(self, file: Path) -> None:
-        self.words = records.read(file, list[str], WRITER)
+        self.file, self.words = file, records.read(file, list[str], WRITER)
         self.numbers = {word: number for number, word in enumerate(self.words)}
         self.end, self.padding, self.unknown = (self.numbers[word] for word in (EOS, PAD, UNK))
 
@@ -73,8 +73,8 @@ class Model:
 
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         self.source, self.target = (Vocabulary(folder / name) for name in VOCABULARIES)
-        self.encoder = session(folder / ENCODER, len(self.source.words), threads)
-        self.decoder = session(folder / STEP, len(self.target.words), threads)
+        self.encoder = session(folder / ENCODER, self.source, threads)
+        self.decoder = session(folder / STEP, self.target, threads)
         self.folder, self.longest = folder, record.longest
         ((layers, _, heads, _, channels),) = [each.shape for each in self.decoder.get_inputs() if each.name == "keys"]
         self.empty: Floats = np.zeros((layers, 0, heads, 0, channels), np.float32)
@@ -218,11 +218,10 @@ def force(log_p: Floats, words: Numbers, padding: int) -> None:
     log_p[rows, words[rows]] = kept
 
 
-def session(file: Path, words: int, threads: int) -> Any:
+def session(file: Path, vocabulary: Vocabulary, threads: int) -> Any:
     """Load a graph with ONNX Runtime and return it.
 
-    words: the number of symbols in its vocabulary
-    Raises: ValueError naming the file if it is missing or damaged, or belongs to another vocabulary.
+    Raises: ValueError naming the file if it is missing or damaged, or has another vocabulary.
     """
     import onnxruntime
 
@@ -230,7 +229,10 @@ def session(file: Path, words: int, threads: int) -> Any:
     settings.intra_op_num_threads, settings.log_severity_level = threads, 4
     with calling("ONNX Runtime", file, "cannot load it"):
         loaded = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    found = loaded.get_modelmeta().custom_metadata_map.get(WORDS, "no")  # the metadata is the end of the file
-    if found != str(words):
-        raise ValueError(f"{file}: has {found} words, but the vocabulary has {words:,}")
+    # A file without its last bytes may be valid, but then lacks the metadata.
+    words = loaded.get_modelmeta().custom_metadata_map.get(WORDS)
+    if words is None or [each.name for each in loaded.get_inputs()] != INPUTS[file.name]:
+        raise ValueError(f"{file}: truncated or damaged, or not written by {WRITER}")
+    if words != str(len(vocabulary.words)):
+        raise ValueError(f"{file}: has {words} words, but {vocabulary.file.name} has {len(vocabulary.words)}")
     return loaded
