@@ -23,15 +23,14 @@ from .test_onnx import SMALL
 
 pytestmark = pytest.mark.once
 TEXT = Text("en", "xx", post_process="subword_nmt", model="bpe.codes")
-WEIGHTS = {"ctranslate2": "model.bin", "onnx": "decoder_step.onnx", "huggingface": "model.safetensors"}
-VOCABULARIES = {
-    "ctranslate2": "shared_vocabulary.json",
-    "onnx": "target_vocabulary.json",
-    "huggingface": "vocab.json",
+FILES = {  # of each engine: weights, vocabulary
+    "ctranslate2": ("model.bin", "shared_vocabulary.json"),
+    "onnx": ("decoder_step.onnx", "target_vocabulary.json"),
+    "huggingface": ("model.safetensors", "vocab.json"),
 }
 
 
-@pytest.fixture(scope="module", params=[pytest.param(name, marks=need(name)) for name in WEIGHTS])
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=need(name)) for name in FILES])
 def made(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an export whose folder has the name of the engine; tests must not change it."""
     model, out = build(residual="post_ln", **SMALL), tmp_path_factory.mktemp("made") / request.param
@@ -66,9 +65,9 @@ def change(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-@pytest.mark.parametrize("kept", [None, 0.0, 0.01, 0.5, 0.9999], ids=lambda kept: f"{kept:.2%}" if kept else "none")
+@pytest.mark.parametrize("kept", [None, 0.0, 0.01, 0.5, 0.9999], ids=str)
 def test_missing_or_truncated_weights_are_refused(kept: float | None, folder: Path, error_of: Any) -> None:
-    file = folder / WEIGHTS[folder.name]
+    file = folder / FILES[folder.name][0]
     whole = file.read_bytes()
     file.unlink() if kept is None else file.write_bytes(whole[: int(kept * len(whole))])
     error = error_of(translate.main, folder)
@@ -77,17 +76,16 @@ def test_missing_or_truncated_weights_are_refused(kept: float | None, folder: Pa
 
 @pytest.mark.parametrize("count", [-1, 1])
 def test_vocabulary_of_another_size_is_refused(count: int, folder: Path, error_of: Any) -> None:
-    file = folder / VOCABULARIES[folder.name]
+    file = folder / FILES[folder.name][1]
     words = [*json.loads(file.read_text()), "more"][: None if count > 0 else -2]
-    file.write_text(
-        json.dumps({word: place for place, word in enumerate(words)} if "hugging" in folder.name else words)
-    )
+    is_dict = folder.name == "huggingface"
+    file.write_text(json.dumps({word: place for place, word in enumerate(words)} if is_dict else words))
     error = error_of(translate.main, folder)
     assert str(folder) in error and " words" in error
 
 
 def test_truncated_json_is_refused(folder: Path, error_of: Any) -> None:
-    for file in [folder / name for name in (VOCABULARIES[folder.name], "config.json", RECORD)]:
+    for file in [folder / name for name in (FILES[folder.name][1], "config.json", RECORD)]:
         if whole := file.read_bytes() if file.exists() else b"":
             file.write_bytes(whole[:10])
             error = error_of(translate.main, folder)
@@ -101,7 +99,7 @@ def test_truncated_json_is_refused(folder: Path, error_of: Any) -> None:
 def test_weights_that_do_not_match_config_json_are_refused(layers: int, folder: Path, error_of: Any) -> None:
     """transformers initialises missing weights at random, and only logs a warning."""
     change(folder / "config.json", encoder_layers=layers)
-    assert str(folder / WEIGHTS["huggingface"]) in error_of(translate.main, folder)
+    assert str(folder / "model.safetensors") in error_of(translate.main, folder)
 
 
 def test_data_folder_of_another_model_is_refused(folder: Path, corpus: Path, error_of: Any) -> None:
@@ -111,21 +109,11 @@ def test_data_folder_of_another_model_is_refused(folder: Path, corpus: Path, err
     assert f"{corpus / 'corpus.json'}: en and xx, but" in error_of(evaluate.main, folder, "--data", corpus)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"format": 2}, "format 2: this version reads format 1"),
-        ({"engine": "tensorrt"}, "engine 'tensorrt': must be one of ctranslate2, onnx, huggingface"),
-        ({"search": {"beam": 2, "nbest": 3}}, "beam 2, nbest 3"),
-    ],
-    ids=["format", "engine", "search"],
-)
-def test_export_json_of_a_later_version_is_refused(
-    changes: dict[str, Any], reason: str, folder: Path, error_of: Any
-) -> None:
-    change(folder / RECORD, **changes)
-    error = error_of(translate.main, folder)
-    assert str(folder / RECORD) in error and reason in error
+def test_export_json_of_a_later_version_is_refused(folder: Path, error_of: Any) -> None:
+    change(folder / RECORD, engine="tensorrt")
+    assert f"{folder / RECORD}: engine 'tensorrt': must be one of" in error_of(translate.main, folder)
+    change(folder / RECORD, format=2)
+    assert f"{folder / RECORD}: format 2: this version reads format 1" in error_of(translate.main, folder)
 
 
 @pytest.mark.parametrize("name", ["length_penalty", "max_len_a", "max_len_b"])
