@@ -1,4 +1,4 @@
-"""CTranslate2: log probabilities and translations equal fairseq's, and invalid folders are refused."""
+"""CTranslate2: log probabilities and translations equal fairseq's."""
 
 from __future__ import annotations
 
