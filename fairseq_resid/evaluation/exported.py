@@ -12,8 +12,7 @@ from ..cli.progress import Progress
 from ..data.text import folder as text_folder
 from ..data.text.folder import Corpus
 from ..export import translator
-from ..export.engine import WRITER, Record, Search, load, read
-from ..export.words import check_lengths
+from ..export.engine import WRITER, Record, Search, check_lengths, load, read
 from ..files import sha256
 from ..runs.run import EVALUATE, AverageNote, Run
 from ..tasks.text import scoring

@@ -6,6 +6,8 @@ has a single maximum length, and <pad> can be generated. `Model` compensates for
 
 from __future__ import annotations
 
+import os
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import records
-from ..foreign import printable
-from . import model_file
-from .checks import MEMORY, calling
-from .engine import WRITER, Hypothesis, Record, Search
-from .words import BOS, EOS, PAD, UNK, batches, check_lengths, check_vocabulary, symbols
+from .engine import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    WRITER,
+    Hypothesis,
+    Record,
+    Search,
+    batches,
+    calling,
+    check_lengths,
+    symbols,
+)
 
 # Values of --quantization. With "int8", the machine that loads the model chooses the type of all other weights.
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
@@ -29,11 +40,9 @@ ACTIVATIONS = {
     "gelu_fast": "GELUTanh",
     "swish": "SWISH",
 }
-WEIGHTS, CONFIG = "model.bin", "config.json"
-VOCABULARIES = ("shared_vocabulary.json", "source_vocabulary.json", "target_vocabulary.json")
-FILES = {WEIGHTS: MEMORY, **dict.fromkeys((CONFIG, *VOCABULARIES), records.MOST_JSON)}
-FOREIGN = ("shared_vocabulary.txt", "source_vocabulary.txt", "target_vocabulary.txt", "vmap.txt")
-# The content of config.json. The engine also supports other fields, which would change its computation.
+WEIGHTS, SHARED = "model.bin", "shared_vocabulary.json"
+EMBEDDINGS = {"source": "encoder/embeddings_0/weight", "target": "decoder/embeddings/weight"}
+# The content of config.json.
 SETTINGS = {
     "bos_token": BOS,
     "eos_token": EOS,
@@ -165,26 +174,54 @@ def bias_of(linear: Any) -> NDArray[np.float32]:
     return found if linear.bias is None else linear.bias.numpy()
 
 
-def check(folder: Path, longest: tuple[int, int]) -> None:
-    """Check that a model is complete and matches its vocabularies and `longest`, because the engine checks little.
+def check(folder: Path) -> None:
+    """Check that a model is complete and has as many words as its vocabularies, which the engine does not compare.
 
     Raises: OSError if a file does not exist; ValueError naming the file and the problem.
     """
-    file = folder / CONFIG
-    known = records.read(file, dict[str, Any], WRITER)
-    for name, value in {**dict.fromkeys(known, False), **SETTINGS}.items():
-        if known.get(name) != value and (name in SETTINGS or known[name] is not None):
-            raise ValueError(f"{file}: {printable(name[:40])} {str(known.get(name))[:40]!r}: must be {value!r}")
-    sizes = model_file.check(folder / WEIGHTS)
-    is_shared = (folder / VOCABULARIES[0]).is_file()
-    for side, size, most in zip(("source", "target"), sizes, longest, strict=True):
-        if size.positions < most:
-            raise ValueError(f"{folder / WEIGHTS}: {size.positions:,} {side} positions: must be at least {most:,}")
-        file = folder / (VOCABULARIES[0] if is_shared else f"{side}_vocabulary.json")
-        words = records.read(file, list[str], WRITER)
-        check_vocabulary(file, words)
-        if len(words) != size.words:
-            raise ValueError(f"{file}: {len(words):,} words; the {side} embedding has {size.words:,} rows")
+    shapes = shapes_of(folder / WEIGHTS)
+    for side, name in EMBEDDINGS.items():
+        file = folder / (SHARED if (folder / SHARED).is_file() else f"{side}_vocabulary.json")
+        words, rows = len(records.read(file, list[str], WRITER)), shapes[name][0]
+        if words != rows:
+            raise ValueError(f"{file}: {words:,} words; the {side} embedding has {rows:,} rows")
+
+
+def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shape of every variable in model.bin, by name and by alias.
+
+        version of the format (u32), kind of model (string), version of the kind (u32)
+        number of variables (u32); for each: name (string), number of dimensions (u8), sizes (u32 each), type (u8),
+        number of bytes (u32), content
+        number of aliases (u32); for each: alias, name of a variable (strings)
+
+    A string is stored as its length (u16, including a final NUL) and its bytes. All numbers are little-endian.
+    Raises: OSError if the file does not exist; ValueError naming it if its length differs from that of its variables.
+    """
+    found: dict[str, tuple[int, ...]] = {}
+    with file.open("rb") as stream:
+
+        def number(form: str) -> int:
+            return int(struct.unpack(f"<{form}", stream.read(struct.calcsize(f"<{form}")))[0])
+
+        def word() -> str:
+            return stream.read(number("H"))[:-1].decode()
+
+        try:
+            _ = number("I"), word(), number("I")
+            for _ in range(number("I")):
+                name = word()
+                found[name] = tuple(number("I") for _ in range(number("B")))
+                _ = number("B"), stream.seek(number("I"), os.SEEK_CUR)
+            for _ in range(number("I")):
+                alias = word()
+                found[alias] = found[word()]
+            is_whole = not stream.read(1)
+        except (struct.error, UnicodeDecodeError, LookupError):
+            is_whole = False
+    if not is_whole or not found.keys() >= set(EMBEDDINGS.values()):
+        raise ValueError(f"{file}: truncated or damaged, or not written by {WRITER}")
+    return found
 
 
 class Model:
@@ -193,7 +230,7 @@ class Model:
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import ctranslate2
 
-        check(folder, record.longest)
+        check(folder)
         with calling("CTranslate2", folder, "cannot load it"):
             self.translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
         self.folder = folder
@@ -211,7 +248,7 @@ class Model:
         """
         check_lengths(sources, self.longest[0], "source")
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        for rows in batches(sources, search.together):
+        for rows in batches(sources, search.batch_size):
             most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
             for suppressed in (None, [[PAD]]):
                 chosen = [sources[row] for row in rows]

@@ -6,8 +6,12 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import sys
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -17,15 +21,12 @@ from typing import Any, Protocol, cast
 from ..cli.frame import MissingPackage
 from ..data.text.bleu import check_tokenizer
 from ..data.text.forms import check_languages
-from ..files import bounded, inside
-from .checks import check_files
+from ..foreign import printable
 
 RECORD, FORMAT = "export.json", 1
-MOST_BEAM, MOST_BATCH, MOST_FACTOR, MOST_MORE, MOST_LENGTH = 1000, 10_000, 1000, 1_000_000, 1 << 20
-MOST_HYPOTHESES = 4096  # in a batch
-MOST_SUBWORD_MODEL = 64 << 20  # bytes
 WRITER = "fairseq-resid export"
 OLDEST_PYTHON = (3, 11)  # engine releases for older Python versions give different results
+EOS, BOS, PAD, UNK = "</s>", "<s>", "<pad>", "<unk>"  # fairseq's special symbols
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Search:
     """Beam search with the settings of fairseq-generate.
 
     A translation has at most max_len_a · (source length including </s>) + max_len_b subwords.
-    Raises: ValueError for a value that is NaN or out of range.
+    Raises: ValueError for an impossible value.
     """
 
     beam: int = 4
@@ -49,25 +50,9 @@ class Search:
                 f"beam {self.beam}, nbest {self.nbest}, batch_size {self.batch_size}: must be at least 1, "
                 "and nbest at most beam"
             )
-        if self.beam > MOST_BEAM or self.batch_size > MOST_BATCH:
-            raise ValueError(
-                f"beam {self.beam}, batch_size {self.batch_size}: beam must be at most {MOST_BEAM}, and batch_size "
-                f"at most {MOST_BATCH:,}"
-            )
-        for name, least, most in (
-            ("length_penalty", -MOST_FACTOR, MOST_FACTOR),
-            ("max_len_a", -MOST_FACTOR, MOST_FACTOR),
-            ("max_len_b", 0, MOST_MORE),
-        ):
-            try:
-                bounded(getattr(self, name), least, most)
-            except ValueError as error:
-                raise ValueError(f"{name} {error}") from None
-
-    @property
-    def together(self) -> int:
-        """The number of sentences in a batch: fewer than `batch_size` for a wide beam, to limit memory use."""
-        return max(1, min(self.batch_size, MOST_HYPOTHESES // self.beam))
+        for name in ("length_penalty", "max_len_a", "max_len_b"):
+            if not math.isfinite(value := getattr(self, name)):
+                raise ValueError(f"{name} {value}: must be finite")
 
     def longest(self, source: int) -> int:
         """Return the maximum length of a translation, in subwords, for a source of `source` subwords."""
@@ -115,8 +100,6 @@ class Text:
     def __post_init__(self) -> None:
         check_languages(self.source, self.target)
         check_tokenizer(self.tokenize)
-        if self.model is not None and (Path(self.model).name != self.model or "\0" in self.model):
-            raise ValueError(f"subword model {self.model[:40]!r}: must be the name of a file in the folder")
 
 
 @dataclass(frozen=True)
@@ -148,19 +131,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Kind:
-    """An engine: the module that writes its files, the module that loads them, and the package that it requires.
-
-    The second module declares FILES, all files that it opens and their maximum sizes in bytes; FOREIGN, the files that
-    the engine's library would also open although they are never written; and the class Model.
-    """
+    """An engine: the module that writes its files, the module that loads them (its class Model), and the package."""
 
     writer: str
     loader: str
     package: str
-
-    def load(self) -> Any:
-        """Return the module that loads the files. It does not import the engine yet."""
-        return import_module(f".{self.loader}", __package__)
 
 
 ENGINES: dict[str, Kind] = {
@@ -195,23 +170,18 @@ def is_export(folder: Path) -> bool:
 
 
 def read(folder: Path) -> Record:
-    """Read the export.json of a folder, and check the files that its engine opens.
+    """Read the export.json of a folder.
 
-    Raises: OSError if export.json does not exist; ValueError naming the file and the problem.
+    Raises: OSError if it does not exist; ValueError naming the file and the problem.
     """
     from .. import records
 
-    file = inside(folder, RECORD)
+    file = folder / RECORD
     known = records.read(file, Record, WRITER)
     if known.format != FORMAT:
         raise ValueError(f"{file}: format {known.format}: this version reads format {FORMAT}")
     if known.engine not in ENGINES:
-        raise ValueError(f"{file}: engine {known.engine[:40]!r}: must be one of {', '.join(ENGINES)}")
-    if not 1 <= min(known.longest) <= max(known.longest) <= MOST_LENGTH:
-        raise ValueError(f"{file}: longest {list(known.longest)}: must be positive, and at most {MOST_LENGTH:,}")
-    loader = ENGINES[known.engine].load()
-    model = {} if known.text.model is None else {known.text.model: MOST_SUBWORD_MODEL}
-    check_files(folder, {**model, **loader.FILES}, loader.FOREIGN, WRITER)
+        raise ValueError(f"{file}: engine {known.engine!r}: must be one of {', '.join(ENGINES)}")
     return known
 
 
@@ -223,4 +193,58 @@ def load(folder: Path, threads: int = 0) -> Engine:
     """
     record = read(folder)
     check_installed(record.engine)
-    return cast(Engine, ENGINES[record.engine].load().Model(folder, record, threads))
+    module = import_module(f".{ENGINES[record.engine].loader}", __package__)
+    return cast(Engine, module.Model(folder, record, threads))
+
+
+@contextmanager
+def calling(library: str, path: Path, does: str = "fails") -> Iterator[None]:
+    """Turn any error from an engine's library, whose exceptions have no common class, into one line naming the file.
+
+    Only calls to the library belong in this context, because it would also replace our own messages.
+    Raises: ValueError.
+    """
+    try:
+        yield
+    except Exception as error:
+        reason = printable(" ".join(str(error).split())) or type(error).__name__
+        raise ValueError(f"{path}: {library} {does}: {reason}") from None
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Suppress the log and the warnings of an engine's library, whose errors are exceptions."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+def symbols(dictionary: Any) -> list[str]:
+    """Return the symbols of a fairseq dictionary, which engines look up by name.
+
+    Raises: ValueError if fairseq's special symbols have other names or two symbols are equal.
+    """
+    found = list(dictionary.symbols)
+    special = [dictionary[index] for index in (dictionary.bos(), dictionary.pad(), dictionary.eos(), dictionary.unk())]
+    if special != [BOS, PAD, EOS, UNK] or len(set(found)) != len(found):
+        raise ValueError(f"dictionary of {len(found):,} symbols: must contain {BOS} {PAD} {EOS} {UNK}, each once")
+    return found
+
+
+def batches(sources: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:
+    """Yield the indices of the sources in batches of `size`, sorted by length: a batch has a single maximum length."""
+    order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
+    for start in range(0, len(order), size):
+        yield order[start : start + size]
+
+
+def check_lengths(sentences: Sequence[Sequence[str]], most: int, name: str) -> None:
+    """Raise ValueError for a sentence with more than `most` subwords, including </s>; name: "source" or "target"."""
+    for number, sentence in enumerate(sentences, start=1):
+        if len(sentence) >= most:
+            raise ValueError(f"{name} {number}: {len(sentence):,} subwords; the model accepts at most {most - 1:,}")

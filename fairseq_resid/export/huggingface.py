@@ -18,18 +18,28 @@ import math
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from .. import records
-from ..files import bounded, copy, open_regular
-from ..foreign import printable
-from .checks import MEMORY, calling
-from .engine import WRITER, Hypothesis, Record, Search
-from .words import BOS, EOS, PAD, UNK, batches, check_lengths, check_vocabulary, symbols
+from ..files import copy
+from .engine import (
+    BOS,
+    EOS,
+    PAD,
+    UNK,
+    WRITER,
+    Hypothesis,
+    Record,
+    Search,
+    batches,
+    calling,
+    check_lengths,
+    quiet,
+    symbols,
+)
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16")
 ACTIVATIONS = {  # fairseq's names and those of transformers
@@ -46,26 +56,11 @@ CLASSES = {"fsmt": "FSMTForConditionalGeneration", "m2m_100": "M2M100ForConditio
 WEIGHTS, CONFIG = "model.safetensors", "config.json"
 VOCABULARY, TARGET_VOCABULARY = "vocab.json", "target_vocab.json"
 SPECIAL = {BOS: 0, PAD: 1, EOS: 2, UNK: 3}
-FILES = {WEIGHTS: MEMORY, **dict.fromkeys((CONFIG, VOCABULARY, TARGET_VOCABULARY), records.MOST_JSON)}
-# Files that would make from_pretrained of transformers load something other than FILES.
-FOREIGN = ("adapter_config.json", "model.safetensors.index.json")
 WITHOUT_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "activation_dropout": 0.0}
-# The allowed range of every field of config.json whose name contains the key.
-LIMITS = {"layers": (0, 1000), "position": (1, 1 << 20), "vocab": (4, 1 << 24)}
-VOCABULARY_SIZES = ("src_vocab_size", "tgt_vocab_size", "vocab_size")
 # Settings of each class that differ from its defaults.
 MORE: dict[str, dict[str, Any]] = {
     "fsmt": {"forced_eos_token_id": None},
     "m2m_100": {"encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0},
-}
-MOST_WIDTH = 1 << 17
-MOST_TABLE = 1 << 28  # numbers in a position table, which M2M100 computes when it is built
-TIED = {
-    "model.shared.weight",
-    "model.encoder.embed_tokens.weight",
-    "model.decoder.embed_tokens.weight",
-    "lm_head.weight",
-    "model.decoder.output_projection.weight",
 }
 FORBIDDEN = -1e9  # except for </s>, which gets -inf, because with any finite log p it could end a hypothesis
 
@@ -384,120 +379,6 @@ def readme(folder: Path, record: Record) -> str:
     return README.format(package=package, text=text, source=record.longest[0], target=record.longest[1])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """The fields of config.json that the model is built from; the library sees no others."""
-
-    model_type: Literal["fsmt", "m2m_100"]
-    architectures: tuple[str]
-    activation_function: Literal["relu", "relu2", "gelu", "gelu_new", "silu", "tanh", "linear"]
-    d_model: int
-    max_position_embeddings: int
-    encoder_layers: int
-    encoder_attention_heads: int
-    encoder_ffn_dim: int
-    decoder_layers: int
-    decoder_attention_heads: int
-    decoder_ffn_dim: int
-    scale_embedding: bool
-    tie_word_embeddings: bool
-    vocab_size: int = 0
-    src_vocab_size: int = 0
-    tgt_vocab_size: int = 0
-    auto_map: None = None
-
-    def __post_init__(self) -> None:
-        if self.architectures != (CLASSES[self.model_type],):
-            raise ValueError(f"architectures: must be {CLASSES[self.model_type]} for {self.model_type}")
-        for name, value in vars(self).items():
-            if type(value) is int and (name in self.sizes or name not in VOCABULARY_SIZES):
-                least, most = next((limit for part, limit in LIMITS.items() if part in name), (1, MOST_WIDTH))
-                try:
-                    bounded(value, least, most)
-                except ValueError as error:
-                    raise ValueError(f"{name} {error}") from None
-        if self.d_model * self.max_position_embeddings > MOST_TABLE:
-            raise ValueError(
-                f"{self.max_position_embeddings:,} positions of width {self.d_model:,}: their product must be at most "
-                f"{MOST_TABLE:,}"
-            )
-        if self.d_model % self.encoder_attention_heads or self.d_model % self.decoder_attention_heads:
-            raise ValueError(f"d_model {self.d_model}: must be divisible by the numbers of heads")
-
-    @property
-    def sizes(self) -> tuple[str, ...]:
-        """The names of the fields for the sizes of the vocabularies."""
-        return VOCABULARY_SIZES[:2] if self.model_type == "fsmt" else VOCABULARY_SIZES[2:]
-
-    @property
-    def words(self) -> tuple[int, int]:
-        """The sizes of both vocabularies."""
-        found = [getattr(self, name) for name in self.sizes]
-        return found[0], found[-1]
-
-    def made(self) -> Any:
-        """Return the library's configuration."""
-        unused = {"model_type", "architectures", "auto_map", *VOCABULARY_SIZES} - set(self.sizes)
-        known = {name: value for name, value in vars(self).items() if name not in unused}
-        kind = getattr(library(), CLASSES[self.model_type]).config_class
-        return kind(**{**known, **special_tokens(), **WITHOUT_DROPOUT, **MORE[self.model_type]})
-
-
-def read_config(folder: Path, longest: tuple[int, int]) -> Config:
-    """Read the config.json of a folder.
-
-    Raises: OSError if it does not exist; ValueError naming the file and the problem.
-    """
-    known = records.read(folder / CONFIG, Config, WRITER)
-    if (found := known.max_position_embeddings) != max(longest):
-        raise ValueError(f"{folder / CONFIG}: max_position_embeddings {found:,}: must be {max(longest):,}")
-    return known
-
-
-def read_weights(folder: Path, config: Config, made: Any) -> dict[str, Any]:
-    """Return the weights by name, after checking that names and shapes match the model and all types are the same.
-
-    made: the library's configuration
-    Raises: OSError if the file does not exist; ValueError naming the file and the problem.
-    """
-    import torch
-    from safetensors import safe_open
-
-    file = folder / WEIGHTS
-    open_regular(file, MEMORY).close()
-    with calling("safetensors", file, "cannot read it"), safe_open(str(file), "pt") as opened:
-        slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118  (not iterable)
-        shapes = {name: list(found.get_shape()) for name, found in slices.items()}
-        types = {found.get_dtype() for found in slices.values()}
-    if config.encoder_layers + config.decoder_layers > len(shapes) or types not in ({"F32"}, {"F16"}, {"BF16"}):
-        raise ValueError(f"{file}: {len(shapes):,} weights of type {printable(types)}: do not match {CONFIG}")
-    with calling("transformers", folder / CONFIG, "cannot use it"), torch.device("meta"):
-        expected = getattr(library(), CLASSES[config.model_type])(made).state_dict()
-    absent = set(expected) - set(shapes) - (TIED if config.tie_word_embeddings else set())
-    wrong = [name for name, shape in shapes.items() if name not in expected or shape != list(expected[name].shape)]
-    if absent or wrong or (config.tie_word_embeddings and not TIED & set(shapes)):
-        name = min([*absent, *wrong], default="embedding")
-        raise ValueError(f"{file}: {printable(name[:80])}: missing, or does not match {CONFIG}")
-    with calling("safetensors", file, "cannot read it"), safe_open(str(file), "pt") as opened:
-        return {name: opened.get_tensor(name) for name in shapes}
-
-
-def read_vocabulary(file: Path, size: int, is_exact: bool) -> dict[str, int]:
-    """Return the index of every subword.
-
-    Raises: OSError if the file does not exist; ValueError naming the file and the problem.
-    """
-    found = records.read(file, dict[str, int], WRITER)
-    check_vocabulary(file, found)
-    is_whole = sorted(found.values()) == list(range(len(found)))
-    fits = len(found) == size if is_exact else len(found) <= size
-    if not is_whole or not fits or any(found.get(symbol) != index for symbol, index in SPECIAL.items()):
-        raise ValueError(
-            f"{file}: {len(found):,} words; the model has {size:,} rows, of which the first are for {' '.join(SPECIAL)}"
-        )
-    return found
-
-
 class Rules:
     """A logits processor for transformers that allows only the tokens that fairseq allows at each step of a search.
 
@@ -535,26 +416,32 @@ class Model:
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import torch
 
-        config = read_config(folder, record.longest)
-        source_words, target_words = config.words
-        self.source = read_vocabulary(folder / VOCABULARY, source_words, False)
-        self.target = self.source
+        self.source = self.target = records.read(folder / VOCABULARY, dict[str, int], WRITER)
         if (folder / TARGET_VOCABULARY).is_file():
-            self.target = read_vocabulary(folder / TARGET_VOCABULARY, target_words, True)
-        if len(self.target) != target_words:
-            raise ValueError(
-                f"{folder / VOCABULARY}: {len(self.target):,} words; the target embedding has {target_words:,} rows"
-            )
+            self.target = records.read(folder / TARGET_VOCABULARY, dict[str, int], WRITER)
         self.words = {index: word for word, index in self.target.items()}
         self.folder, self.longest = folder, record.longest
         if threads:
             torch.set_num_threads(threads)
-        made = config.made()
-        weights = read_weights(folder, config, made)
-        with calling("transformers", folder, "cannot load it"):
-            # Without a folder, the library does not look for more files, such as generation_config.json.
-            self.model = getattr(library(), CLASSES[config.model_type]).from_pretrained(
-                None, config=made, state_dict=weights, dtype=next(iter(weights.values())).dtype, local_files_only=True
+        with calling("transformers", folder, "cannot load it"), quiet():
+            self.model, found = library().AutoModelForSeq2SeqLM.from_pretrained(
+                folder,
+                dtype="auto",
+                use_safetensors=True,
+                local_files_only=True,
+                trust_remote_code=False,
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+            )
+        # The library initialises these weights at random.
+        wrong = {*found["missing_keys"], *found["unexpected_keys"], *(name for name, *_ in found["mismatched_keys"])}
+        if wrong:
+            raise ValueError(f"{folder / WEIGHTS}: {min(wrong)}: missing, or does not match {CONFIG}")
+        rows = [len(stack.embed_tokens.weight) for stack in (self.model.get_encoder(), self.model.get_decoder())]
+        if len(self.source) > rows[0] or len(self.target) != rows[1]:
+            raise ValueError(
+                f"{folder}: vocabularies of {len(self.source):,} and {len(self.target):,} words; the embeddings have "
+                f"{rows[0]:,} and {rows[1]:,} rows"
             )
         self.model.generation_config = library().GenerationConfig()  # it supplies the settings that a search omits
 
@@ -567,7 +454,7 @@ class Model:
         """
         check_lengths(sources, self.longest[0], "source")
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        for rows in batches(sources, search.together):
+        for rows in batches(sources, search.batch_size):
             most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
             begun = [[] if prefixes is None else self.ids(prefixes[row], self.target) for row in rows]
             chosen = [sources[row] for row in rows]

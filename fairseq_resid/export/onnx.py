@@ -5,17 +5,12 @@ encoder.onnx and decoder_step.onnx compute the modules of onnx_graph.py for any 
 
 from __future__ import annotations
 
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from .. import records
-from .engine import check_package
+from .engine import check_package, quiet, symbols
 from .onnx_runner import ENCODER, INPUTS, LONGEST, OUTPUTS, STEP, VOCABULARIES, WORDS
-from .words import symbols
 
 QUANTIZATIONS = ("int8", "float32")
 OPSET = 18
@@ -128,16 +123,3 @@ def quantise(file: Path) -> None:
             file, file, op_types_to_quantize=["MatMul", "Gemm"], per_channel=True, weight_type=QuantType.QInt8
         )
     file.with_name(f"{file.name}.data").unlink(missing_ok=True)  # weights of the graph before
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Suppress the progress reports and warnings of the exporter, which concern only its own code."""
-    before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)

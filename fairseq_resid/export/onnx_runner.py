@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import records
-from ..files import bounded
-from ..foreign import printable
-from . import onnx_file
-from .checks import MEMORY, calling
-from .engine import WRITER, Hypothesis, Record, Search
-from .words import EOS, PAD, UNK, batches, check_lengths, check_vocabulary
+from .engine import EOS, PAD, UNK, WRITER, Hypothesis, Record, Search, batches, calling, check_lengths
 
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
 VOCABULARIES = ("source_vocabulary.json", "target_vocabulary.json")
@@ -32,19 +25,7 @@ INPUTS = {
     ENCODER: ["tokens"],
     STEP: ["token", "step", "mask", "source_keys", "source_values", "keys", "values"],
 }
-FLOATS, INTEGERS, BOOLS = "tensor(float)", "tensor(int64)", "tensor(bool)"
-TYPES = {
-    **dict.fromkeys(("tokens", "token", "step"), INTEGERS),
-    "mask": BOOLS,
-    **dict.fromkeys(("source_keys", "source_values", "keys", "values", "log_p", "new_keys", "new_values"), FLOATS),
-}
 OUTPUTS = {ENCODER: ["mask", "source_keys", "source_values"], STEP: ["log_p", "new_keys", "new_values"]}
-FILES = {
-    **{file: MEMORY for name in (ENCODER, STEP) for file in (name, f"{name}.data")},
-    **dict.fromkeys(VOCABULARIES, records.MOST_JSON),
-}
-FOREIGN = ()
-MOST_WIDTH = 1 << 17
 SHORTEST = 1  # minimum number of subwords in a translation without a prefix: fairseq's --min-len
 TOGETHER = 32  # sentences per batch when scoring
 
@@ -59,8 +40,7 @@ class Vocabulary:
     """
 
     def __init__(self, file: Path) -> None:
-        self.words = records.read(file, list[str], WRITER)
-        check_vocabulary(file, self.words)
+        self.file, self.words = file, records.read(file, list[str], WRITER)
         self.numbers = {word: number for number, word in enumerate(self.words)}
         self.end, self.padding, self.unknown = (self.numbers[word] for word in (EOS, PAD, UNK))
 
@@ -93,16 +73,11 @@ class Model:
 
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         self.source, self.target = (Vocabulary(folder / name) for name in VOCABULARIES)
-        self.encoder = session(folder / ENCODER, len(self.source.words), record.longest[0], threads)
-        self.decoder = session(folder / STEP, len(self.target.words), record.longest[1], threads)
+        self.encoder = session(folder / ENCODER, self.source, threads)
+        self.decoder = session(folder / STEP, self.target, threads)
         self.folder, self.longest = folder, record.longest
-        (shape,) = [each.shape for each in self.decoder.get_inputs() if each.name == "keys"]
-        try:
-            layers, _, heads, _, channels = shape
-            sizes = [bounded(int(size), 1, MOST_WIDTH) for size in (layers, heads, channels)]
-        except (TypeError, ValueError):
-            raise ValueError(f"{folder / STEP}: keys of shape {printable(shape)}: not written by {WRITER}") from None
-        self.empty: Floats = np.zeros((sizes[0], 0, sizes[1], 0, sizes[2]), np.float32)
+        ((layers, _, heads, _, channels),) = [each.shape for each in self.decoder.get_inputs() if each.name == "keys"]
+        self.empty: Floats = np.zeros((layers, 0, heads, 0, channels), np.float32)
 
     def translate(
         self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
@@ -116,7 +91,7 @@ class Model:
             if not {EOS, PAD}.isdisjoint(prefix):
                 raise ValueError(f"prefix {number}: contains {EOS} or {PAD}")
         found: list[list[Hypothesis]] = [[] for _ in sources]
-        for rows in batches(sources, search.together):
+        for rows in batches(sources, search.batch_size):
             most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
             chosen = [self.source.encode(sources[row]) for row in rows]
             begun = None if prefixes is None else [self.target.encode(prefixes[row]) for row in rows]
@@ -213,30 +188,16 @@ class Model:
     def encode(self, sources: list[list[int]]) -> list[Any]:
         """Return the encoder's output for a batch of sources: padding mask, keys and values."""
         tokens = padded([[*source, self.source.end] for source in sources], self.source.padding, left=True)
-        rows, width = tokens.shape
-        memory = self.shape(rows, width)
-        return self.run(ENCODER, self.encoder, [tokens], [(rows, width), memory, memory])
-
-    def shape(self, rows: int, words: int) -> tuple[int, ...]:
-        """Return the shape of the keys and values of the decoder's attention for this many words."""
-        layers, _, heads, _, channels = self.empty.shape
-        return layers, rows, heads, words, channels
+        return self.run(ENCODER, self.encoder, [tokens])
 
     def step(self, token: Numbers, step: int, memory: list[Any], keys: Floats, values: Floats) -> list[Any]:
         """Return log p of the next token, and the keys and values that the next step needs."""
-        given, rows = [token, np.array(step), *memory, keys, values], len(token)
-        grown = self.shape(rows, step + 1)
-        return self.run(STEP, self.decoder, given, [(rows, len(self.target.words)), grown, grown])
+        return self.run(STEP, self.decoder, [token, np.array(step), *memory, keys, values])
 
-    def run(self, name: str, graph: Any, given: list[Any], shapes: list[tuple[int, ...]]) -> list[Any]:
-        """Return the outputs of a graph. shapes: the shapes that they must have
-
-        Raises: ValueError naming the file if the graph fails or its outputs have other shapes.
-        """
+    def run(self, name: str, graph: Any, given: list[Any]) -> list[Any]:
+        """Return the outputs of a graph. Raises: ValueError naming the file if the graph fails."""
         with calling("ONNX Runtime", self.folder / name):
             found: list[Any] = graph.run(OUTPUTS[name], dict(zip(INPUTS[name], given, strict=True)))
-        if (made := [each.shape for each in found]) != shapes:
-            raise ValueError(f"{self.folder / name}: outputs of shapes {made}: must be {shapes}")
         return found
 
 
@@ -257,41 +218,21 @@ def force(log_p: Floats, words: Numbers, padding: int) -> None:
     log_p[rows, words[rows]] = kept
 
 
-@cache
-def limit_memory() -> None:
-    """Limit all sessions together to half of the memory, because even a small file can request any amount."""
-    import onnxruntime
-
-    place = onnxruntime.OrtMemoryInfo(
-        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
-    )
-    defaults = {"arena_extend_strategy": -1, "initial_chunk_size_bytes": -1, "max_dead_bytes_per_chunk": -1}
-    with suppress(Exception):  # the program that uses this package may have registered its own
-        onnxruntime.create_and_register_allocator(place, onnxruntime.OrtArenaCfg({"max_mem": MEMORY // 2, **defaults}))
-
-
-def session(file: Path, words: int, longest: int, threads: int) -> Any:
+def session(file: Path, vocabulary: Vocabulary, threads: int) -> Any:
     """Load a graph with ONNX Runtime and return it.
 
-    words: the number of symbols in its vocabulary; longest: the maximum number of subwords in a sentence
-    Raises: OSError or ValueError naming the file that is missing, damaged or not part of an export.
+    Raises: ValueError naming the file if it is missing or damaged, or has another vocabulary.
     """
     import onnxruntime
 
-    onnx_file.check(file)
-    limit_memory()
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads, settings.log_severity_level = threads, 4
-    settings.add_session_config_entry("session.use_env_allocators", "1")
     with calling("ONNX Runtime", file, "cannot load it"):
         loaded = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    values = [{each.name: each.type for each in found} for found in (loaded.get_inputs(), loaded.get_outputs())]
-    expected = [{name: TYPES[name] for name in names[file.name]} for names in (INPUTS, OUTPUTS)]
-    known = loaded.get_modelmeta().custom_metadata_map
-    if values != expected or not {WORDS, LONGEST} <= known.keys():
-        raise ValueError(f"{file}: not written by {WRITER}")
-    if known[WORDS] != str(words):
-        raise ValueError(f"{file}: has {printable(known[WORDS][:40])} words, but the vocabulary has {words:,}")
-    if not known[LONGEST].isdecimal() or int(known[LONGEST][:9]) < longest:
-        raise ValueError(f"{file}: accepts {printable(known[LONGEST][:40])} subwords: must be at least {longest:,}")
+    # A file without its last bytes may be valid, but then lacks the metadata.
+    words = loaded.get_modelmeta().custom_metadata_map.get(WORDS)
+    if words is None or [each.name for each in loaded.get_inputs()] != INPUTS[file.name]:
+        raise ValueError(f"{file}: truncated or damaged, or not written by {WRITER}")
+    if words != str(len(vocabulary.words)):
+        raise ValueError(f"{file}: has {words} words, but {vocabulary.file.name} has {len(vocabulary.words)}")
     return loaded

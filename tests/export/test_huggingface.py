@@ -1,4 +1,4 @@
-"""Hugging Face: stock classes give fairseq's log probabilities, translations and ids; invalid folders are refused."""
+"""Hugging Face: stock classes give fairseq's log probabilities, translations and ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ONNX: exported graphs give the model's results for every structure and size; invalid folders are refused."""
+"""ONNX: exported graphs give the model's results for every structure and size."""
 
 from __future__ import annotations
 
