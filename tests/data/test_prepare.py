@@ -146,7 +146,7 @@ def test_flags_determine_the_data_folder(hosts: dict[str, Path], tmp_path: Path)
     flags = ["--raw", hosts["de"], "--no-clean", "--normalize", "both", "--limit", 7, "--vocab-size", 120]
     assert main("wmt14-en-de", tmp_path / "data", *flags) == 0
     corpus = record_of(tmp_path / "data")
-    assert corpus["lines"]["train"] == {"in": 21, "out": 21, "dropped": {}}
+    assert corpus["lines"]["train"] == {"in": 21, "out": 21, "dropped": {}, "half_empty": 0}
     assert (corpus["text"]["normalize"], corpus["vocab_size"], corpus["asked"]["limit"]) == ("both", 120, 7)
     assert corpus["lines"]["valid"]["in"] == corpus["lines"]["test"]["in"] == 7
     assert len(read_lines(tmp_path / "data" / "dict.en.txt")) <= 120
