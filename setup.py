@@ -75,7 +75,8 @@ setup(
             'fairseq-fixed==0.12.3.1; python_version >= "3.11"',
             "numpy>=1.23",
             "sacrebleu>=2.3",
-            "sentencepiece>=0.1.99",
+            "sentencepiece>=0.2",
+            "protobuf>=7.36.1",  # required by sentencepiece's class for its models
             "subword-nmt>=0.3.8",
             "sacremoses>=0.1",
             "msgspec>=0.19",

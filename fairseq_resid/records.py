@@ -20,10 +20,10 @@ from .foreign import printable
 T = TypeVar("T")
 # msgspec's message about an unknown field, and the path of the object that contains it.
 UNKNOWN = re.compile(r"unknown field `[^`]*`(?: - at `([^`]*)`)?$")
-MOST_JSON, MOST_YAML = 32 << 20, 1 << 18  # maximum bytes
-# Limits on a YAML file: characters of a value and of a number, levels of lists and dicts.
+# msgspec's message about a value without quotes in a text field.
+UNQUOTED = re.compile(r"Expected `str(?: \| null)?`, got `(?:bool|int|float)`")
+MOST_JSON = 32 << 20  # maximum bytes
 YAML = (".yaml", ".yml")
-MOST_SCALAR, MOST_DIGITS, MOST_DEPTH = 10_000, 40, 32
 
 
 def read(path: Path, kind: type[T], writer: str = "") -> T:
@@ -34,7 +34,7 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
     field; OSError.
     """
     try:
-        content = read_bytes(path, MOST_YAML if path.suffix in YAML else MOST_JSON)
+        content = read_bytes(path, MOST_JSON)
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file" + (f": run {writer} first" if writer else "")) from None
     try:
@@ -43,80 +43,46 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
         return msgspec.json.decode(content, type=kind)
     except Exception as error:  # RecursionError for deep nesting; YAML's constructors raise exceptions of many types
         if path.suffix in YAML:  # written by hand
-            raise ValueError(f"{path}: {_reason(error)}{_allowed(error, kind)}") from None
+            quotes = "; put the text in quotes" if UNQUOTED.search(str(error)) else ""
+            raise ValueError(f"{path}: {_reason(error)}{quotes}{_allowed(error, kind)}") from None
         by = f", or not written by {writer}" if writer else ""
         raise ValueError(f"{path}: damaged{by}: {_reason(error)}") from None
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads the types of YAML 1.2's core schema: null, booleans, integers, floats, strings, lists and dicts.
+    """PyYAML's safe loader with the scalars of YAML 1.2: null, true, false, decimal numbers, and text.
 
-    PyYAML itself reads YAML 1.1, which also has dates, and integers in base 60, whose conversion takes quadratic time.
-    Aliases and tags are refused: a few nested aliases can expand to more values than fit into memory, and a tag would
-    select another type.
+    PyYAML itself reads YAML 1.1: `no` and `on` are false and true, `1:30` is 90, `010` is 8, and `1e-3` is text.
     """
 
     yaml_implicit_resolvers: ClassVar[dict[str, list[tuple[str, re.Pattern[str]]]]] = {}
-    depth = 0
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        event = self.peek_event()
-        at = f"line {event.start_mark.line + 1}"
-        what = "an alias" if isinstance(event, yaml.AliasEvent) else "a tag" if getattr(event, "tag", None) else ""
-        if what:
-            raise ValueError(f"{at}: {what} is not allowed")
-        if self.depth == MOST_DEPTH:
-            raise ValueError(f"{at}: nested too deeply; at most {MOST_DEPTH} levels are read")
-        if len(getattr(event, "value", "")) > MOST_SCALAR:
-            raise ValueError(f"{at}: {len(event.value):,} characters in one value; at most {MOST_SCALAR:,} are read")
-        self.depth += 1
-        try:
-            return super().compose_node(parent, index)
-        finally:
-            self.depth -= 1
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """Return a dict, after checking that no key is repeated: PyYAML would silently use the last value."""
         known: set[str] = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in known:
-                raise ValueError(f"line {key.start_mark.line + 1}: {key.value[:80]} is given twice")
+            if str(key.value) in known:
+                raise ValueError(f"line {key.start_mark.line + 1}: {key.value} is given twice")
             known.add(str(key.value))
         found: dict[Any, Any] = super().construct_mapping(node, deep)
         return found
 
-    def number(self, node: yaml.ScalarNode) -> int | float:
-        """Return a number; unlike PyYAML, never read it in base 60."""
-        text: str = node.value.lower()
-        if len(text) > MOST_DIGITS:  # converting a long number takes quadratic time
-            raise ValueError(
-                f"line {node.start_mark.line + 1}: a number of {len(text):,} characters; at most {MOST_DIGITS} are read"
-            )
-        if text.lstrip("+-").startswith("."):
-            return float(text.replace(".inf", "inf").replace(".nan", "nan"))
-        return float(text) if node.tag == FLOAT else int(text, 0 if text[:2] in ("0x", "0o") else 10)
 
-
-INTEGER, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
-for tag, pattern, starts in (
-    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
-    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
-    (INTEGER, r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", list("-+0123456789")),
-    (
-        FLOAT,
-        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        list("-+.0123456789"),
-    ),
+DIGITS = "0123456789"
+for kind, pattern, starts in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", [*"tTfF"]),
+    ("int", r"[-+]?(0|[1-9][0-9]*)", [*"-+", *DIGITS]),
+    ("float", r"[-+]?(?=.*[.eE])(\.[0-9]+|[0-9]+\.?[0-9]*)([eE][-+]?[0-9]+)?", [*"-+.", *DIGITS]),
+    ("float", r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)", [*"-+."]),
 ):
-    _Loader.add_implicit_resolver(tag, re.compile(rf"(?:{pattern})\Z"), starts)
-_Loader.add_constructor(INTEGER, _Loader.number)
-_Loader.add_constructor(FLOAT, _Loader.number)
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(rf"(?:{pattern})\Z"), starts)
 
 
 def from_yaml(content: bytes | str) -> Any:
     """Return the value of a YAML text.
 
-    Raises: ValueError, yaml.YAMLError or RecursionError.
+    Raises: ValueError or yaml.YAMLError.
     """
     return yaml.load(content, _Loader)
 

@@ -13,6 +13,7 @@ from .captions import folder as captions
 from .images import folder as images
 from .recorded import FolderRecord
 from .text import folder as text
+from .text.binarised import check_dictionaries
 
 
 class FolderKind(ABC):
@@ -71,6 +72,7 @@ class TextFolderKind(FolderKind):
             if len(list(data.glob(pattern))) < 2:
                 raise ValueError(f"{data}: incomplete data folder: {pattern} is missing for a language{hint}")
         text.check(data)
+        check_dictionaries(data)
 
     def digests(self, data: Path) -> Iterable[str]:
         """Yield the checksums of the dictionaries and the reference texts."""

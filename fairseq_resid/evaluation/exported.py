@@ -10,6 +10,7 @@ from pathlib import Path
 from .. import records
 from ..cli.progress import Progress
 from ..data.text import folder as text_folder
+from ..data.text.binarised import check_dictionaries
 from ..data.text.folder import Corpus
 from ..export import translator
 from ..export.engine import WRITER, Record, Search, check_lengths, load, read
@@ -38,6 +39,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
     corpus = Corpus.read(path, (record.text.source, record.text.target))
     corpus = replace(corpus, tokenize=given.tokenize or corpus.tokenize)
     text_folder.check(path)
+    check_dictionaries(path)
     check_same_subwords(folder, record, corpus)
     sources = source_subwords(corpus, subset)
     references = corpus.references(subset)

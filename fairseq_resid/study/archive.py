@@ -96,7 +96,7 @@ def pack(kept: Path) -> Path:
                     member = tarfile.TarInfo(plain.relative_to(kept).as_posix())
                     member.size = len(content)
                     tar.addfile(member, io.BytesIO(content))
-        # Before the folders are removed, refuse names and sizes that unpacking would refuse.
+        # Before the folders are removed, refuse what unpacking would refuse.
         with tempfile.TemporaryDirectory(dir=kept.parent) as unpacked:
             extract.unpack(partial, Path(unpacked))
     results = kept / "results.json"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..data.text.binarised import check_dictionaries, check_regular
+from ..data.text.binarised import check_dictionaries
 from ..fairseq_patches import naming
 from ..runs.run import Run
 from ..runs.trained_on import direction_of, is_trained_on, num_updates
@@ -78,7 +78,6 @@ def load(
     register()
     if not data.is_dir():
         raise ValueError(f"{data}: no such data folder")
-    check_regular(data)
     check_dictionaries(data)
     from fairseq import checkpoint_utils
 

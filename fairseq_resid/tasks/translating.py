@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .. import records
 from ..cli import children
 from ..data import folders
+from ..data.text import binarised
 from ..data.text import folder as text_folder
 from ..data.text.binarised import SPECIAL, check_texts, require_subset
 from ..data.text.bleu import perfect
@@ -235,6 +236,7 @@ class Translation(Task[Corpus]):
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> Corpus:
         corpus = Corpus.read(path, direction_of(state, run.last, path))
         text_folder.check(corpus.path)
+        binarised.check_dictionaries(corpus.path)
         sides = (corpus.source, "encoder"), (corpus.target, "decoder")
         embeddings = {f"dict.{language}.txt": f"{stack}.embed_tokens.weight" for language, stack in sides}
         check_dictionaries(run, state, corpus.path, embeddings)

@@ -176,6 +176,28 @@ def test_pairs_with_too_many_subwords_are_dropped_and_counted(tmp_path: Path) ->
     assert subwords.encode("test", files, outputs, "sentencepiece", tmp_path / "spm.model", None, 1)[0].kept == 600
 
 
+def test_restricted_model_contains_the_learned_bytes(tmp_path: Path) -> None:
+    """Field 3 of a piece, 5 for "unused", is added to its message in the Protocol Buffers format, and nothing else."""
+    import sentencepiece
+
+    files = write(tmp_path, *(side.encode() for side in mirror.sides(mirror.pairs(600, ("en", "de")))))
+    subwords.learn("sentencepiece", files, 600, 120, tmp_path / "spm.model")
+    learned = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spm.model"))
+    pieces = [learned.id_to_piece(number) for number in range(3, learned.vocab_size())]
+    unused = [piece for piece in pieces if len(piece) > 1][::2]
+    expected = (tmp_path / "spm.model").read_bytes()
+    for piece in unused:
+        # The piece is field 1 of its message and followed by its score, field 2, which takes five bytes.
+        text = piece.encode()
+        start = expected.index(bytes([0x0A, len(text) + 7, 0x0A, len(text), *text]))
+        end = start + 2 + len(text) + 7
+        expected = (
+            expected[: start + 1] + bytes([len(text) + 9]) + expected[start + 2 : end] + b"\x18\x05" + expected[end:]
+        )
+    subwords.restrict("sentencepiece", tmp_path / "spm.model", {*pieces} - {*unused}, tmp_path / "out.model")
+    assert len(unused) > 20 and (tmp_path / "out.model").read_bytes() == expected
+
+
 @pytest.mark.parametrize("pairs, sampled", [(1, 10), (9, 10), (10, 10), (11, 10), (20, 10), (29, 10), (1000, 7)])
 def test_sample_is_even_and_bounded(tmp_path: Path, pairs: int, sampled: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subwords, "SAMPLED", sampled)

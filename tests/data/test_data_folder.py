@@ -125,7 +125,7 @@ def test_training_refuses_a_damaged_data_folder(corpus: Path, tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"corpus\.json: damaged"):
         data_folder.check(data)
     (data / "corpus.json").unlink()  # made by fairseq-preprocess alone, so its sizes are not known
-    with pytest.raises(ValueError, match=r"valid\.en-xx\.xx\.idx: damaged: begins with b'cut off'"):
+    with pytest.raises(ValueError, match=r"valid\.en-xx\.xx\.idx: damaged or truncated"):
         data_folder.check(data)
     shutil.copy(corpus / "valid.en-xx.xx.idx", data)
     launch.check_data(TrainingCommand.parse([str(data), "--arch", "transformer"]))

@@ -1,4 +1,4 @@
-"""data/extract.py: texts from archives and markup, and archives that are refused."""
+"""data/extract.py: texts from archives and markup, and archives that are damaged or refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import bz2
 import gzip
 import io
 import shutil
+import stat
 import tarfile
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,6 +72,13 @@ def test_segment_spanning_two_lines_is_one_sentence() -> None:
     ]
 
 
+def test_last_segment_without_end_gives_an_error() -> None:
+    """Earlier versions dropped the sentence, so the two sides of a corpus no longer matched."""
+    with pytest.raises(ValueError, match=r"a\.xml: the <seg> at byte 15 is not closed"):
+        extract.segments(b"<seg>one</seg>\n<seg>two", "a.xml")
+    assert extract.segments(b"<segment><seg>a<seg>b</seg><seg id='2'\n>c</SEG></seg>", "a.xml") == ["a<seg>b", "c"]
+
+
 def test_segments_equal_those_of_sacrebleu(tmp_path: Path) -> None:
     from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 
@@ -117,18 +126,8 @@ def test_missing_member_error_lists_existing_members(tmp_path: Path) -> None:
         out_of(tmp_path / "a.tgz", ["x/0", "x/ten"], tmp_path / "out")
 
 
-@pytest.mark.parametrize("name", ["../evil", "/evil", "a/../../evil"])
-def test_archive_escaping_its_folder_is_refused(tmp_path: Path, name: str) -> None:
-    archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("good"), tarfile.TarInfo(name)])
-    with pytest.raises(ValueError, match="leads outside the archive's folder"):
-        out_of(archive, ["good", name], tmp_path / "out")
-    assert not list(tmp_path.rglob("evil")) and not Path("/evil").exists()
-
-
 def test_damaged_zip_is_reported(tmp_path: Path) -> None:
-    mirror.archive(tmp_path / "a.zip", {"a.en": mirror.sides(mirror.pairs(3000, ("en", "de")))[0], "../evil": "x"})
-    with pytest.raises(ValueError, match="leads outside the archive's folder"):
-        out_of(tmp_path / "a.zip", ["a.en", "b"], tmp_path / "out")
+    mirror.archive(tmp_path / "a.zip", {"a.en": mirror.sides(mirror.pairs(3000, ("en", "de")))[0]})
     whole = bytearray((tmp_path / "a.zip").read_bytes())
     whole[5000] ^= 255
     (tmp_path / "a.zip").write_bytes(whole)
@@ -136,12 +135,70 @@ def test_damaged_zip_is_reported(tmp_path: Path) -> None:
         out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "bad")
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.DIRTYPE])
-def test_member_that_is_not_a_file_is_refused(tmp_path: Path, kind: bytes) -> None:
-    member = tarfile.TarInfo("a.en")
-    member.type, member.linkname = kind, "other"
-    with pytest.raises(ValueError, match=r"a\.tgz: member 'a\.en' is not a regular file"):
-        out_of(tar(tmp_path / "a.tgz", [member]), ["a.en"], tmp_path / "out")
+HOSTILE = [
+    (tarfile.REGTYPE, "/evil", "leads outside the archive's folder"),
+    (tarfile.REGTYPE, "../evil", "leads outside the archive's folder"),
+    (tarfile.REGTYPE, "a/../../evil", "leads outside the archive's folder"),
+    (tarfile.SYMTYPE, "evil", "is not a regular file"),
+    (tarfile.LNKTYPE, "evil", "is not a regular file"),
+    (tarfile.FIFOTYPE, "evil", "is not a regular file"),
+    (tarfile.CHRTYPE, "evil", "is not a regular file"),
+]
+
+
+@pytest.mark.parametrize(
+    "archive, kind, name, said",
+    [
+        (archive, *member)
+        for archive in ("a.tgz", "a.zip")
+        for member in HOSTILE
+        if archive == "a.tgz" or member[0] != tarfile.LNKTYPE  # a zip has no hard links
+    ],
+)
+def test_only_regular_files_below_the_folder_are_unpacked(
+    tmp_path: Path, archive: str, kind: bytes, name: str, said: str
+) -> None:
+    if archive == "a.zip":
+        mode = {tarfile.SYMTYPE: stat.S_IFLNK, tarfile.FIFOTYPE: stat.S_IFIFO, tarfile.CHRTYPE: stat.S_IFCHR}
+        with zipfile.ZipFile(tmp_path / archive, "w") as file:
+            file.writestr("good", "one\n")
+            item = zipfile.ZipInfo(name)
+            item.external_attr = (mode.get(kind, stat.S_IFREG) | 0o644) << 16
+            file.writestr(item, "../outside")
+    else:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, "../outside"
+        tar(tmp_path / archive, [tarfile.TarInfo("good"), member])
+    with pytest.raises(ValueError, match=rf"{archive}: member '{name}' {said}"):
+        extract.unpack(tmp_path / archive, tmp_path / "all")
+    assert [path.name for path in (tmp_path / "all").rglob("*")] == ["good"]
+    with pytest.raises(ValueError, match=rf"{archive}: member '{name}' {said}"):
+        out_of(tmp_path / archive, ["good", name], tmp_path / "out")
+    assert not (tmp_path / "evil").exists() and not Path("/evil").exists()
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
+def test_folder_is_not_a_text(tmp_path: Path, name: str) -> None:
+    folder = tarfile.TarInfo("a.en")
+    folder.type = tarfile.DIRTYPE
+    tar(tmp_path / "a.tgz", [folder])
+    mirror.archive(tmp_path / "a.zip", {"a.en/": ""})
+    with pytest.raises(ValueError, match=rf"{name}: member 'a\.en' is not a regular file"):
+        out_of(tmp_path / name, ["a.en"], tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.DIRTYPE])
+def test_links_and_folders_that_are_not_wanted_are_skipped(tmp_path: Path, kind: bytes) -> None:
+    member = tarfile.TarInfo("other")
+    member.type, member.linkname = kind, "a.en"
+    archive = tar(tmp_path / "a.tgz", [member, tarfile.TarInfo("a.en")])
+    assert out_of(archive, ["a.en"], tmp_path / "out") == {"a.en": b"one\n"}
+
+
+def test_member_that_appears_twice_is_refused(tmp_path: Path) -> None:
+    archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("x"), tarfile.TarInfo("./x")])
+    with pytest.raises(ValueError, match=r"a\.tgz: member 'x' appears twice"):
+        extract.unpack(archive, tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip"])
@@ -154,49 +211,6 @@ def test_extract_all_keeps_every_file_unchanged(tmp_path: Path, name: str) -> No
     assert len([file for file in (tmp_path / "out").rglob("*") if file.is_file()]) == 3
 
 
-@pytest.mark.parametrize(
-    "kind, name, said",
-    [
-        (tarfile.REGTYPE, "../evil", "leads outside the archive's folder"),
-        (tarfile.REGTYPE, "/evil", "leads outside the archive's folder"),
-        (tarfile.SYMTYPE, "evil", "leads outside the archive's folder"),
-        (tarfile.LNKTYPE, "evil", "leads outside the archive's folder"),
-        (tarfile.FIFOTYPE, "evil", "is not a regular file"),
-        (tarfile.CHRTYPE, "evil", "is not a regular file"),
-        (tarfile.REGTYPE, "good", "appears twice"),
-    ],
-)
-def test_unpack_refuses_links_and_special_members(tmp_path: Path, kind: bytes, name: str, said: str) -> None:
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname = kind, "../outside"
-    folder = tarfile.TarInfo("folder")
-    folder.type = tarfile.DIRTYPE
-    archive = tar(tmp_path / "a.tgz", [folder, tarfile.TarInfo("good"), member])
-    with pytest.raises(ValueError, match=rf"a\.tgz: member '?{name}'? {said}"):
-        extract.unpack(archive, tmp_path / "out")
-    assert not list(tmp_path.rglob("evil"))
-
-
-@pytest.mark.parametrize("linked", ["good", "/etc/passwd", "../../secret"])
-def test_links_are_never_followed(linked: str, tmp_path: Path) -> None:
-    """The target of a link is not extracted, wherever it is."""
-    link = tarfile.TarInfo("a.en")
-    link.type, link.linkname = tarfile.SYMTYPE, linked
-    archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("good"), link])
-    said = r"member 'a\.en' (is not a regular file|leads outside the archive's folder)"
-    with pytest.raises(ValueError, match=said):
-        out_of(archive, ["a.en"], tmp_path / "out")
-    with pytest.raises(ValueError, match=said):
-        extract.unpack(archive, tmp_path / "all")
-    assert not (tmp_path / "out" / "text0").exists() and not (tmp_path / "all" / "a.en").exists()
-
-
-def test_folder_in_a_zip_is_not_a_text(tmp_path: Path) -> None:
-    mirror.archive(tmp_path / "a.zip", {"a.en/": ""})
-    with pytest.raises(ValueError, match=r"a\.zip: member 'a\.en' is not a regular file"):
-        out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "out")
-
-
 def test_zip_with_a_password_is_reported(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.zip", {"a.en": "text\n"})
     raw = bytearray((tmp_path / "a.zip").read_bytes())
@@ -205,16 +219,6 @@ def test_zip_with_a_password_is_reported(tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(raw)
     with pytest.raises(ValueError, match=r"a\.zip: cannot be read: .*a\.en.* encrypted"):
         out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "out")
-
-
-@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
-def test_too_many_members_are_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mirror.archive(tmp_path / name, {str(number): "1\n" for number in range(6)})
-    monkeypatch.setattr(unpacking, "MEMBERS", 6)
-    assert len(out_of(tmp_path / name, ["5"], tmp_path / "out")) == 1
-    monkeypatch.setattr(unpacking, "MEMBERS", 5)
-    with pytest.raises(ValueError, match=rf"{name}: has more than 5 members"):
-        out_of(tmp_path / name, ["5"], tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip", "nested.tar", "a.en.gz"])
@@ -246,15 +250,6 @@ def test_archive_that_unpacks_to_too_much_is_refused(
     if name in ("a.tgz", "a.zip"):
         with pytest.raises(ValueError, match=r"unpacks to more than [1-3] MB"):
             extract.unpack(tmp_path / name, tmp_path / "all")
-
-
-def test_too_much_markup_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extract, "MARKUP_BYTES", 1000)
-    (tmp_path / "a.sgm").write_text("<seg>x</seg>" + "\n" * 988)
-    extract.convert(tmp_path / "a.sgm", "a.sgm", tmp_path / "out")
-    (tmp_path / "a.sgm").write_text("<seg>x</seg>" + "\n" * 989)
-    with pytest.raises(ValueError, match=r"a\.sgm: more than 1,000 bytes of markup"):
-        extract.convert(tmp_path / "a.sgm", "a.sgm", tmp_path / "out")
 
 
 @pytest.mark.parametrize("last", ["", "\n"])
@@ -302,6 +297,18 @@ def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
             assert [(tmp_path / "out" / f"text{index}").read_bytes() for index in (0, 1)] == expected
             shutil.rmtree(tmp_path / "out")
     assert found > 40
+
+
+@pytest.mark.parametrize("place", ["header", "pax header"])
+def test_damaged_header_is_not_the_end_of_the_archive(tmp_path: Path, place: str) -> None:
+    """`tarfile` itself would stop at the first damaged header but the first without an error."""
+    made = [tarfile.TarInfo("x"), tarfile.TarInfo("y" if place == "header" else "y" * 300), tarfile.TarInfo("z")]
+    tar(tmp_path / "a.tgz", made)
+    raw = bytearray(gzip.decompress((tmp_path / "a.tgz").read_bytes()))
+    raw[1024 + 148] ^= 1  # the checksum of the second header
+    (tmp_path / "a.tar").write_bytes(raw)
+    with pytest.raises(extract.Damaged, match=r"a\.tar: damaged or truncated \(bad checksum\)"):
+        extract.unpack(tmp_path / "a.tar", tmp_path / "out")
 
 
 @pytest.mark.parametrize("missing", [*range(1, 9), 20])
@@ -371,14 +378,3 @@ def test_damaged_compressed_text_is_reported(tmp_path: Path) -> None:
 )
 def test_file_type_is_detected_from_first_bytes(name: str, beginning: bytes, said: str | None) -> None:
     assert extract.instead(name, beginning) == said
-
-
-def test_archive_of_countless_empty_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files are empty, but each needs a directory entry and disk space."""
-    with tarfile.open(tmp_path / "a.tar.xz", "w:xz") as made:
-        for number in range(300):
-            made.addfile(tarfile.TarInfo(f"run{number}/x"))
-    monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 100 * unpacking.FILE_BYTES)
-    monkeypatch.setattr(unpacking, "UNPACKED_FACTOR", 1)
-    with pytest.raises(ValueError, match=r"a\.tar\.xz: unpacks to more than"):
-        extract.unpack(tmp_path / "a.tar.xz", tmp_path / "out")

@@ -75,6 +75,16 @@ def test_broken_manifest_is_reported(change: Callable[[str], str], said: str, tm
     assert said in str(error.value)
 
 
+def test_language_code_of_norwegian_is_text(tmp_path: Path) -> None:
+    text = (manifests.MANIFESTS / "iwslt15-en-vi.yaml").read_text()
+    for old, new in (("source: en", "source: no"), (" en: ", " no: "), ("{en: ", "{no: ")):
+        text = text.replace(old, new)
+    (tmp_path / "m.yaml").write_text(text)
+    found = manifests.read(tmp_path / "m.yaml")
+    assert found.languages == ("no", "vi")
+    assert {language for parts in found.parts.values() for part in parts for language in part.places} == {"no", "vi"}
+
+
 def test_test_set_comes_from_sacrebleu_if_possible(
     hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,7 @@ def spoiled(hosts: dict[str, Path], folder: Path, name: str, change: Callable[[b
     "name, change, said",
     [
         ("training-parallel-commoncrawl.tgz", lambda raw: raw[:-100], "commoncrawl.tgz: damaged or truncated"),
-        ("training-parallel-nc-v9.tgz", lambda raw: raw[:-5] + b"?" + raw[-4:], "nc-v9.tgz: damaged or truncated (Err"),
+        ("training-parallel-nc-v9.tgz", lambda raw: raw[:-5] + b"?" + raw[-4:], "nc-v9.tgz: damaged or truncated (CRC"),
         ("test-full.tgz", lambda raw: b"<html>503</html>", "the server sent a web page instead of the file"),
         ("dev.tgz", lambda raw: b"503", "the server sent data of another format instead of the file"),
     ],

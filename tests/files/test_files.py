@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -109,6 +110,58 @@ def test_yaml_records_are_typed_too(tmp_path: Path) -> None:
         file.write_text(content)
         with pytest.raises(ValueError, match=r"known\.yaml: "):
             records.read(file, Known)
+
+
+class Scalars(msgspec.Struct, forbid_unknown_fields=True):
+    text: str = ""
+    number: float = 0.0
+    count: int = 0
+    either: str | float = ""
+    flags: dict[str, str] = {}
+    flag: bool = False
+
+
+@pytest.mark.parametrize(
+    "text", ["no", "on", "off", "yes", "y", "1:30", "1_000", "0x10", "010", "2026-01-01", "<<", "="]
+)
+def test_yaml_text_without_quotes_stays_text(tmp_path: Path, text: str) -> None:
+    """YAML 1.1, which PyYAML reads, has other values for all of these; `no` is the code of Norwegian."""
+    file = tmp_path / "s.yaml"
+    file.write_text(f"text: {text}\neither: {text}\nflags: {{{text}: {text}}}\n")
+    assert records.read(file, Scalars) == Scalars(text, either=text, flags={text: text})
+    for name, kind in (("number", "float"), ("count", "int"), ("flag", "bool")):
+        file.write_text(f"{name}: {text}\n")
+        with pytest.raises(ValueError, match=f"s.yaml: Expected `{kind}`, got `str` - at `{name}`$"):
+            records.read(file, Scalars)
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1.0e-3", ".001", "0.001", "+1E-03"])
+def test_yaml_number_in_any_notation_is_a_number(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(f"number: {text}\neither: {text}\n")
+    assert records.read(file, Scalars) == Scalars(number=0.001, either=0.001)
+
+
+@pytest.mark.parametrize("text", ["true", "1", "1e5", "0.5", ".inf"])
+def test_yaml_text_that_needs_quotes_is_reported(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "s.yaml"
+    for content, place in ((f"text: {text}", "at `text`"), (f"flags: {{x: {text}}}", "at `flags[...]`")):
+        file.write_text(content)
+        with pytest.raises(ValueError) as caught:
+            records.read(file, Scalars)
+        assert re.fullmatch(
+            rf"{re.escape(str(file))}: Expected `str`, got `\w+` - {re.escape(place)}; put the text in quotes",
+            str(caught.value),
+        )
+    file.write_text(f"text: '{text}'\n")
+    assert records.read(file, Scalars) == Scalars(text)
+
+
+@pytest.mark.parametrize("content", ["text: a\ntext: b", "flags:\n  x: a\n  y: b\n  'x': c", "flags: {x: a, x: a}"])
+def test_yaml_key_that_is_given_twice_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "s.yaml").write_text(content)
+    with pytest.raises(ValueError, match=r"s\.yaml: line [124]: (text|x) is given twice$"):
+        records.read(tmp_path / "s.yaml", Scalars)
 
 
 class Part(msgspec.Struct, forbid_unknown_fields=True):

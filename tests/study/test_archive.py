@@ -131,13 +131,13 @@ def test_unreadable_file_keeps_the_run_folders(kept: Path) -> None:
     assert len(archive.run_folders(kept)) == 2 and not archive.archive_file(kept).exists()
 
 
-@pytest.mark.parametrize("name", ["train.log", "train.log/inner", "/".join("a" * 40)], ids=["twice", "folder", "deep"])
+@pytest.mark.parametrize("name", ["train.log", "train.log/inner"], ids=["twice", "folder"])
 def test_runs_that_could_not_be_unpacked_are_not_packed(kept: Path, name: str) -> None:
     file = kept / "flat.sas.seed1" / name
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("the same name as train.log.gz, or too many folders\n")
+    file.write_text("the same name as train.log.gz\n")
     before = sorted(kept.parent.rglob("*"))
-    with pytest.raises(ValueError, match=r"train\.log\.gz: train\.log also exists|trial\.tar\.xz.*too long a name"):
+    with pytest.raises(ValueError, match=r"train\.log\.gz: train\.log also exists"):
         archive.pack(kept)
     assert sorted(kept.parent.rglob("*")) == before
 

@@ -11,7 +11,7 @@ import msgspec
 from ... import records
 from ...files import read_lines
 from ..recorded import check_sizes
-from .binarised import check_regular, check_texts, sentence_lengths
+from .binarised import check_texts, sentence_lengths
 from .bleu import check_tokenizer, default_tokenizer
 from .forms import TOKENISED, TextForm, check_languages, is_blank
 from .segmentation import Segmenter
@@ -307,7 +307,6 @@ def check(data: Path, verify: bool = False) -> bool:
     before 0.3.2 has only checksums.
     Raises: ValueError naming every file that is missing or damaged, or corpus.json if it cannot be read.
     """
-    check_regular(data)
     known = records.read_if_there(data / CORPUS, CorpusRecord, WRITER)
     if known is not None:
         check_sizes(data, CORPUS, known.sizes, known.checksums if verify else {})

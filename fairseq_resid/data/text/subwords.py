@@ -213,57 +213,13 @@ def restrict(kind: str, model: Path, known: Set[str], output: Path) -> None:
     """
     content = read_bytes(model)
     if kind == "sentencepiece":
-        content = _without(content, Segmenter(kind, model).unused(known))
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
+
+        whole = ModelProto.FromString(content)
+        for number in Segmenter(kind, model).unused(known):
+            whole.pieces[number].type = ModelProto.SentencePiece.UNUSED
+        content = whole.SerializeToString()
     output.write_bytes(content)
-
-
-UNUSED = b"\x18\x05"  # in Protocol Buffers, field 3 of a piece, its type: 5, UNUSED; the last value of a field counts
-
-
-def _without(content: bytes, pieces: Set[int]) -> bytes:
-    """Return a sentencepiece model in which these pieces, given by number, have the type UNUSED.
-
-    sentencepiece has no function for this. A model is a Protocol Buffers message, and its field 1 is repeated: each is
-    a piece.
-    """
-    made, at, number = io.BytesIO(), 0, 0
-    while at < len(content):
-        start = at
-        tag, at = _varint(content, at)
-        wire = tag & 7
-        if wire == 0:
-            _, at = _varint(content, at)
-        elif wire == 2:
-            length, body = _varint(content, at)
-            at = body + length
-            if tag >> 3 == 1:
-                piece = content[body:at] + (UNUSED if number in pieces else b"")
-                made.write(content[start : start + 1] + _as_varint(len(piece)) + piece)
-                number += 1
-                continue
-        else:
-            at += {1: 8, 5: 4}[wire]
-        made.write(content[start:at])
-    return made.getvalue()
-
-
-def _varint(content: bytes, at: int) -> tuple[int, int]:
-    """Return the number that starts at a position in a Protocol Buffers message, and the position after it."""
-    number = shift = 0
-    while True:
-        number |= (content[at] & 0x7F) << shift
-        shift += 7
-        at += 1
-        if content[at - 1] < 0x80:
-            return number, at
-
-
-def _as_varint(number: int) -> bytes:
-    made = bytearray()
-    while number >= 0x80:
-        made.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*made, number])
 
 
 @lru_cache(maxsize=1)
