@@ -13,7 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import TypeVar
 
 from .foreign import say
 
@@ -210,33 +210,3 @@ def sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-# --- to be removed with its last users
-
-ANY_SIZE = 1 << 63
-
-
-def inside(root: Path, name: str | Path) -> Path:
-    return root / name
-
-
-def open_regular(path: Path, most: int = ANY_SIZE) -> BinaryIO:
-    return path.open("rb")
-
-
-open_any_size = open_regular
-
-
-def read_bytes(path: Path, most: int = ANY_SIZE) -> bytes:
-    return path.read_bytes()
-
-
-def copy(source: Path, target: Path) -> None:
-    shutil.copyfile(source, target)
-
-
-def bounded(value: Any, least: float, most: float) -> Any:
-    if not least <= value <= most:
-        raise ValueError(f"{value}: must be {least:g} to {most:g}")
-    return value

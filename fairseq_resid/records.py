@@ -14,7 +14,7 @@ import msgspec
 import msgspec.inspect
 import yaml
 
-from .files import read_bytes, write_text
+from .files import write_text
 from .foreign import printable
 
 T = TypeVar("T")
@@ -22,7 +22,6 @@ T = TypeVar("T")
 UNKNOWN = re.compile(r"unknown field `[^`]*`(?: - at `([^`]*)`)?$")
 # msgspec's message about a value without quotes in a text field.
 UNQUOTED = re.compile(r"Expected `str(?: \| null)?`, got `(?:bool|int|float)`")
-MOST_JSON = 32 << 20  # maximum bytes
 YAML = (".yaml", ".yml")
 
 
@@ -34,7 +33,7 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
     field; OSError.
     """
     try:
-        content = read_bytes(path, MOST_JSON)
+        content = path.read_bytes()
     except FileNotFoundError:
         raise FileNotFoundError(f"{path}: no such file" + (f": run {writer} first" if writer else "")) from None
     try:

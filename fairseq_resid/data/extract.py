@@ -19,7 +19,7 @@ from typing import IO
 from xml.sax.saxutils import unescape
 
 from ..cli.progress import Progress
-from ..files import open_any_size, replacing
+from ..files import replacing
 from .unpacking import (
     BLOCK,
     GZIP,
@@ -116,7 +116,7 @@ def _reading(archive: Path) -> Iterator[tuple[Iterator[Member], Room]]:
     """
     with (
         damage_named(archive),
-        open_any_size(archive) as file,
+        archive.open("rb") as file,
         Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress,
     ):
         if is_web_page(file.read(BLOCK)):
@@ -225,5 +225,5 @@ def convert(path: Path, name: str, output: Path, limit: int | None = None) -> No
     With `limit`, the rest of the file is not checked.
     Raises: Damaged naming the file; ValueError.
     """
-    with damage_named(path), open_any_size(path) as stream, replacing(output) as unfinished:
+    with damage_named(path), path.open("rb") as stream, replacing(output) as unfinished:
         write_text(stream, name, unfinished, Room(path), limit)

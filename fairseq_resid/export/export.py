@@ -27,7 +27,7 @@ from ..data.text import folder as text_folder
 from ..data.text.folder import CORPUS, Corpus
 from ..fairseq_patches import load_checkpoint
 from ..fairseq_patches.dictionaries import add_flag
-from ..files import copy, partial_of, replacing, sha256, write_text
+from ..files import partial_of, replacing, sha256, write_text
 from ..foreign import code, printable, say
 from ..runs import settings
 from ..runs.run import Run
@@ -130,7 +130,7 @@ def export(
     with replacing(out) as partial:
         partial.mkdir()
         if text.model is not None:
-            copy(path / text.model, partial / text.model)
+            shutil.copyfile(path / text.model, partial / text.model)
         dictionaries = loaded.task.source_dictionary, loaded.task.target_dictionary
         writer = import_module(f".{kind.writer}", __package__)
         writer.write(loaded.model, *dictionaries, partial, quantization)

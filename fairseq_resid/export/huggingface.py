@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 from .. import records
-from ..files import copy
 from .engine import (
     BOS,
     EOS,
@@ -310,7 +309,7 @@ def special_tokens() -> dict[str, int]:
 def write_marian(folder: Path, record: Record) -> None:
     """Write the files of MarianTokenizer."""
     for name in ("source.spm", "target.spm"):
-        copy(folder / str(record.text.model), folder / name)
+        shutil.copyfile(folder / str(record.text.model), folder / name)
     has_two = (folder / TARGET_VOCABULARY).is_file()
     library().MarianTokenizer(
         source_spm=str(folder / "source.spm"),

@@ -17,7 +17,6 @@ from typing import Any
 from ...cli import quiet
 from ...cli.progress import POLL, Progress
 from ...cli.workers import context, start_worker
-from ...files import read_bytes
 from ...foreign import say
 from . import clean, shards
 from .folder import PairCounts
@@ -211,7 +210,7 @@ def restrict(kind: str, model: Path, known: Set[str], output: Path) -> None:
 
     subword-nmt models, whose text must be that of a publication, are copied unchanged.
     """
-    content = read_bytes(model)
+    content = model.read_bytes()
     if kind == "sentencepiece":
         from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
