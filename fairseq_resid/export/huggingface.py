@@ -292,7 +292,7 @@ def complete(folder: Path, record: Record) -> None:
         if (folder / TARGET_VOCABULARY).is_file():
             target = folder / "target"
             target.mkdir()
-            copy(folder / CONFIG, target / CONFIG)  # AutoTokenizer reads it
+            shutil.copyfile(folder / CONFIG, target / CONFIG)  # AutoTokenizer reads it
             write_word_level(target, folder / TARGET_VOCABULARY, record.longest[1], record.text.post_process)
 
 
