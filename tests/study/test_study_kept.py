@@ -50,7 +50,7 @@ def test_plan_refuses_what_the_runs_would_refuse(file: Path, tmp_path: Path, cap
     (tmp_path / "wrong.yaml").write_text(re.sub(r"(?m)^recipe: .*", "recipe: none.txt", text))
     for flags in (["--plan"], []):
         assert study.main([str(tmp_path / "wrong.yaml"), *flags]) == 2
-        assert "none.txt: no such recipe" in capsys.readouterr().err
+        assert "none.txt: no such file" in capsys.readouterr().err
 
 
 def test_damaged_kept_file_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:
