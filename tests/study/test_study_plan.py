@@ -43,36 +43,23 @@ def test_documented_plan_is_valid_and_every_key_is_documented(tmp_path: Path) ->
         ("arms: [sas], seeds", "arms: [sars], seeds", "plan, 3: arm sars: no such arm; choose from base, sas"),
         ("setting: deep", "setting: depp", "plan, 2: setting depp: no such setting; choose from flat, deep"),
         ("seeds: 1,", "seeds: 0,", "plan, 3: seeds: 0: must be 1 or more"),
-        ("seeds: 1,", "seeds: 1000000000,", "plan, 3: seeds: 1000000000: must be 1000 or less"),
-        (
-            "arms: [base, sas], seeds: 2",
-            f"arms: [{', '.join(['base'] * 200)}], seeds: 60",
-            "plan: up to .* 10000 runs or fewer",
-        ),
         ("seed: 100", "seed: 2", "tuning: seed: 2: plan, 1 uses this seed too"),
         ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3]", "grid: must be two or more increasing"),
         ("grid: [1e-3, 2e-3, 4e-3]", "grid: [2e-3, 1e-3]", "grid: must be two or more increasing"),
         ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3, .inf]", "grid: must be two or more increasing, positive, finite"),
         ("grid: [1e-3, 2e-3, 4e-3]", "grid: [low, high]", "Expected `float`, got `str` - at `tuning.grid[0]"),
         ("length: 0.25", "length: 1.5", "length: 1.5: must be above 0"),
-        ("most: 0.02", "factor: 1", "tuning: factor: 1.0: must be 1.01 to 1000"),
-        ("most: 0.02", "factor: 1.0000000001", "tuning: factor: 1.0000000001: must be 1.01 to 1000"),
-        ("most: 0.02", "factor: 1e308", r"tuning: factor: 1e\+308: must be 1.01 to 1000"),
-        ("most: 0.02", "factor: .nan", "tuning: factor: nan: must be 1.01 to 1000"),
+        ("most: 0.02", "factor: 1", "tuning: factor: 1.0: must be 1.01 or more"),
+        ("most: 0.02", "factor: 1.0000000001", "tuning: factor: 1.0000000001: must be 1.01 or more"),
+        ("most: 0.02", "factor: .nan", "tuning: factor: nan: must be 1.01 or more"),
         ("seed: 100", "seed: 1000000000000", "tuning: seed: 1000000000000: must be 0 to 4294967295"),
         ("seed: 100", "seed: -1", "tuning: seed: -1: must be 0 to 4294967295"),
-        ("recipe: quickstart", "average: 1000000000\nrecipe: quickstart", "average: 1000000000: must be 1 to 10000"),
-        ("recipe: quickstart", "analyze: -1\nrecipe: quickstart", "analyze: -1: must be 0 to 1000"),
-        (
-            "recipe: quickstart",
-            "epochs: [1, 1000000000]\nrecipe: quickstart",
-            "epochs: 1, 1000000000: must be two epochs",
-        ),
+        ("recipe: quickstart", "analyze: -1\nrecipe: quickstart", "analyze: -1: must be 0 or more"),
         ("sas 0.002,", "sas nan,", "contrasts, 2: flat sas nan: nan: must be above 0 and finite"),
         ("most: 0.02", "most: .nan", "tuning: most: nan: must be a number"),
         ("tests: [test, test1]", "tests: []", "tests: no test set"),
         ("tests: [test, test1]", "tests: [test, test]", "tests: test, test: must be one or more different"),
-        ("average: 3", "average: 0", "tuning: average: 0: must be 1 to 10000"),
+        ("average: 3", "average: 0", "tuning: average: 0: must be 1 or more"),
         (
             "setting: deep, arms: [base, sas]",
             "setting: deep, arms: [sas]",
@@ -144,15 +131,6 @@ def test_unknown_flags_are_refused(tmp_path: Path, old: str, new: str, message: 
     path = written(tmp_path, TEXT.replace(old, new, 1))
     with pytest.raises(ValueError, match="trial.yaml: " + message):
         plan.check_study(plan.read_study(path), path)
-
-
-def test_study_with_too_many_arms_is_refused(tmp_path: Path) -> None:
-    names = [f"sas{number}" for number in range(200)]
-    arms = "".join(f"  {name}: --residual sas\n" for name in names)
-    text = TEXT.replace("  sas: --residual sas\n", f"  sas: --residual sas\n{arms}")
-    text = text.replace("arms: [base, sas], seeds: 2", f"arms: [base, sas, {', '.join(names)}], seeds: 2", 1)
-    with pytest.raises(ValueError, match="plan: 204 pairs of a setting and an arm: must be 200 or fewer"):
-        plan.read_study(written(tmp_path, text))
 
 
 def same(one: Any, other: Any) -> bool:
