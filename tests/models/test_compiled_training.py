@@ -36,6 +36,8 @@ def test_training_and_translations_equal_those_of_eager(
     assert compiled["model"].keys() == eager["model"].keys()
     # Adam's first steps have the size of the learning rate, also where a gradient is only rounding errors.
     for name, value in eager["model"].items():
+        if name.endswith("_float_tensor"):  # stock fairseq never sets this buffer
+            continue
         assert (compiled["model"][name] - value).abs().mean() < 1e-3, name
     overrides = ["--model-overrides", "{'residual_backend':'eager'}"]
     texts = [generate(runs["compile"] / "checkpoint_last.pt", *more).output for more in ([], overrides)]

@@ -97,7 +97,7 @@ MISTAKES: list[tuple[list[str], list[str]]] = [
     (["--residual", "sas", "--sas-gate", "double"], ["--sas-gate", "double", "single"]),
     ([*SAS, "--sas-gamma", "none"], ["--sas-gamma", "none", "coupled"]),
     # --residual
-    (["--residual", "sus"], ["--residual", "sus", "sas", "rskip_ln"]),
+    (["--residual", "sus"], ["--residual", "sus", "sas"]),
     ([*SAS, "--residual", "post_ln"], ["--residual post_ln", "transformer_sas_tiny", "transformer_resid"]),
     ([*RSKIP, "--residual", "sas"], ["--residual sas", "transformer_rskip_ln_tiny", "transformer_resid"]),
     # norms
