@@ -100,7 +100,7 @@ def compiled_formula(site: Site, state: Tensor, f_out: Tensor) -> Tensor:
     A dropout module whose class does not say `compiles`, other than nn.Dropout, is called before. If torch refuses a
     formula, as it does after MOST_VARIANTS variants, the structure runs eagerly from then on, and a line is logged.
     """
-    name = site.described["residual"]
+    name = site.described.get("residual", type(site).__name__)
     if name in _failed or is_recorded(state):
         return _formula(site, state, f_out)
     inside = getattr(site.dropout, "compiles", type(site.dropout) is nn.Dropout)

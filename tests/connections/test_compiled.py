@@ -74,6 +74,8 @@ def test_compiled_stack_equals_eager(name: str) -> None:
 
 COMPILED = [name for name in structures.NAMES if connections.structure(name).connection.compiles]
 
+SHARING = [name for name in COMPILED if name != "siamese"]  # its factor of F depends on the layer
+
 
 def decoder_sites(name: str, depth: int = 1, dropout: float | nn.Module = 0.0) -> list[Any]:
     """Return the sites of a decoder, with compiled formulas and parameters that differ from their initial values."""
@@ -110,13 +112,13 @@ def test_backend_compile_equals_eager(name: str) -> None:
     assert graphs() >= 2
 
 
-@over("name", [pytest.param(name, marks=[] if (name, None) in IN_EVERY_RUN else pytest.mark.long) for name in COMPILED])
+@over("name", [pytest.param(name, marks=[] if (name, None) in IN_EVERY_RUN else pytest.mark.long) for name in SHARING])
 def test_layers_share_their_graphs(name: str) -> None:
     sites = decoder_sites(name, depth=4)
-    run(sites[3:9], name)
+    run(sites[3:6], name)  # the first and the last layer may have other formulas
     made = graphs()
-    run(sites[3:9], name)
-    assert 0 < made <= 4 and graphs() == made
+    run(sites[6:9], name)
+    assert 0 < made <= 3 and graphs() == made
 
 
 def test_structures_whose_state_grows_stay_eager() -> None:
@@ -160,6 +162,13 @@ def test_fallback_names_the_structure(monkeypatch: pytest.MonkeyPatch, caplog: p
     said = [record.getMessage() for record in caplog.records if record.name == compilation.__name__]
     assert len(said) == 1 and "torch.compile refuses xskip_ln, which now runs eagerly: " in said[0]
     compilation._compiled.cache_clear()
+
+
+def test_site_that_is_not_built_by_name_compiles() -> None:
+    structure = connections.structure("xskip")
+    site = structure.connection(connections.Place(C), structure.options(), 0.0, "compile")
+    x, f = inputs(4, 2, C, dtype=torch.float32)
+    torch.testing.assert_close(site(x, f), site.combine(x, f))
 
 
 def test_compiled_sites_have_the_names_of_eager_ones_and_support_transforms() -> None:
