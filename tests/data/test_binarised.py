@@ -76,13 +76,13 @@ def test_missing_language_of_a_subset_is_reported(data: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        (b"word", "Incorrect dictionary format"), (b"word 1.5", "Incorrect dictionary format"),
-        (b"repeated 3", "Duplicate word"), (b"<unk> 3", "Duplicate word"), (b"b\xff 1", "Incorrect encoding"),
+        (b"word", "'word': expected 'WORD COUNT'; prepare"), (b"word 1.5", "'word 1.5': expected"),
+        (b" 3", "' 3': expected"), (b"", "'': expected"), (b"b\xff 1", "not UTF-8"),
     ],
 )  # fmt: skip
 def test_invalid_dictionary_is_reported(line: bytes, said: str, data: Path) -> None:
-    (data / "dict.en.txt").write_bytes(b"repeated 7\n" + line + b"\nlast 1\n")
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(data))}/dict\.en\.txt: {said}") as caught:
+    (data / "dict.en.txt").write_bytes("\u00a0 7\n".encode() + line + b"\nlast 1\n")
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(data))}/dict\.en\.txt:2: {said}") as caught:
         check_dictionaries(data)
     assert "\n" not in str(caught.value)
 
