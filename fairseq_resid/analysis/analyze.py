@@ -20,8 +20,6 @@ from ..runs.run import Run
 from . import plots
 from .results import Analysis, read_analysis
 
-MOST_READ = 1_000_000  # maximum number of examples, and of padded positions in a batch
-
 
 def analysis_file(run: Run) -> Path:
     """Return the path of a run's analysis."""
@@ -61,14 +59,14 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     add("--subset", default="valid", metavar="NAME", help="subset of the data to read (default valid)")
     add(
         "--sentences",
-        type=frame.integer(1, MOST_READ),
+        type=frame.integer(1),
         default=400,
         metavar="N",
         help="number of sentences or images, spread evenly over the subset (default 400)",
     )
     add(
         "--max-tokens",
-        type=frame.integer(1, MOST_READ),
+        type=frame.integer(1),
         default=4096,
         metavar="N",
         help="padded positions per batch (default 4096)",

@@ -51,16 +51,11 @@ def encode(loaded: Loaded, text: str) -> Tensor:
 
     Raises: ValueError if the text is empty or the data folder has no subword model; OSError if it has no corpus.json.
     """
-    if not text.strip():
-        raise ValueError("--text: empty; must be a sentence")
-    try:
-        task = loaded.task.cfg
-        source = TextConverter.of_data(loaded.data, (task.source_lang, task.target_lang))
-    except ValueError as error:
-        raise ValueError(f"--text: {error}; use --sentence N for a sentence of the data") from None
+    task = loaded.task.cfg
+    source = TextConverter.of_data(loaded.data, (task.source_lang, task.target_lang))
     tokens: Tensor | None = source.encode(text, loaded.task.source_dictionary)
     if tokens is None:
-        raise ValueError("--text: empty after cleaning; must be a sentence")
+        raise ValueError("--text: empty; must be a sentence")
     return tokens
 
 
@@ -82,14 +77,12 @@ def of_data(loaded: Loaded, subset: str, number: int) -> Tensor:
 def attention(loaded: Loaded, source: Tensor) -> Map:
     """Translate a sentence with the settings of fairseq-resid evaluate and return the attention of each layer.
 
-    Raises: ValueError if the model has no encoder attention, or if the sentence is too long for it.
+    Raises: ValueError if the sentence is too long for the model.
     """
     import torch
 
     model, task = loaded.model, loaded.task
-    layers = [layer.encoder_attn for layer in model.decoder.layers if layer.encoder_attn is not None]
-    if not layers:
-        raise ValueError(f"{loaded.checkpoint}: the model has no encoder attention")
+    layers = [layer.encoder_attn for layer in model.decoder.layers]
     if len(source) > model.max_positions()[0]:
         raise ValueError(
             f"a sentence of {len(source):,} subwords; the model accepts at most {model.max_positions()[0]:,}"
@@ -163,8 +156,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
     out = options.out or options.run / "analysis" / "attention.svg"
-    if out.suffix not in (".svg", ".png", ".pdf"):
-        parser.error(f"--out {out}: must end in .svg, .png or .pdf")
     # fairseq is imported here, after frame.command has silenced its libraries.
     from .model import load_for_analysis
 

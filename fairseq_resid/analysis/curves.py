@@ -165,8 +165,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     )
     add("--by", choices=("updates", "hours"), default="updates", help="unit of the x axis (default updates)")
     options = parser.parse_intermixed_args(argv)
-    if options.out.suffix not in (".svg", ".png", ".pdf"):
-        parser.error(f"--out {options.out}: must end in .svg, .png or .pdf")
     curves: dict[str, list[Curves]] = {}
     failed = 0
     for path in options.runs:

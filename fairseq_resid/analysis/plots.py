@@ -207,13 +207,8 @@ def learning(analysis: Analysis, path: Path) -> None:
         legend(axes)
 
 
-def draw_analysis(
-    analysis: Analysis, folder: Path, failed: Callable[[str, Exception], None] | None = None
-) -> dict[str, Path]:
-    """Write all plots for which the analysis has data; return their paths by name.
-
-    failed: called with the name of a plot that cannot be drawn and the error; if None, the error is raised
-    """
+def draw_analysis(analysis: Analysis, folder: Path) -> dict[str, Path]:
+    """Write all plots for which the analysis has data; return their paths by name."""
     plots: dict[str, tuple[Callable[[Analysis, Path], None], bool]] = {
         "coefficients": (coefficients, bool(names(analysis))),
         "histograms": (histograms, any(c.histogram for s in analysis.sites.values() for c in s.coefficients.values())),
@@ -227,14 +222,8 @@ def draw_analysis(
     for name, (plot, has_figures) in plots.items():
         path = folder / f"{name}.svg"
         if has_figures:
-            try:
-                plot(analysis, path)
-            except Exception as error:  # matplotlib raises exceptions of many types
-                if failed is None:
-                    raise
-                failed(name, error)
-            else:
-                written[name] = path
+            plot(analysis, path)
+            written[name] = path
         else:
             path.unlink(missing_ok=True)  # from an earlier analysis
     return written

@@ -123,21 +123,12 @@ OFF = 0.02  # share of the output
 NOTHING = 0.005  # nats per token or image
 
 
-@dataclass(frozen=True)
-class Header:
-    """The part of analysis.json that is read first."""
-
-    format: int = FORMAT
-
-
 def read_analysis(path: Path, writer: str = "fairseq-resid analyze") -> Analysis:
     """Read an analysis.
 
     Raises: the errors of records.read; ValueError naming the file if a later version wrote it.
     """
-    known = records.read(path, Header, writer).format
-    if known > FORMAT:
-        raise ValueError(
-            f"{path}: format {known}: written by a later version of fairseq_resid; this version reads format {FORMAT}"
-        )
-    return records.read(path, Analysis, writer)
+    known = records.read(path, Analysis, writer)
+    if known.format > FORMAT:
+        raise ValueError(f"{path}: format {known.format}: this version reads format {FORMAT}")
+    return known

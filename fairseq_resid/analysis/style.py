@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from ..files import replacing
-from ..foreign import printable
 
 # Okabe and Ito 2008, ordered so that neighbours also differ in lightness.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -20,7 +19,6 @@ KINDS = {
     "ffn": "feed-forward",
     "conv": "convolution",
 }
-MOST_LABEL = 80  # characters
 LETTERS = {"alpha": "α", "beta": "β", "gamma": "γ", "ratio": "effective ratio of x to F", "w": "w"}
 SETTINGS: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # ships with matplotlib and contains the Greek letters
@@ -38,14 +36,12 @@ SETTINGS: dict[Any, Any] = {
 
 
 def plain(name: str) -> str:
-    """Return a user-supplied name as a plot label, truncated if it is long.
+    """Return a user-supplied name as a plot label.
 
     Without escaping, matplotlib would read text between two $ as a formula and omit names that start with _ from the
     legend.
     """
-    shown = printable(name)
-    shown = shown if len(shown) <= MOST_LABEL else f"{shown[: MOST_LABEL - 1]}…"
-    return ("\u200b" if shown.startswith("_") else "") + shown.replace("$", r"\$")
+    return ("\u200b" if name.startswith("_") else "") + name.replace("$", r"\$")
 
 
 def letter(coefficient: str) -> str:

@@ -121,12 +121,12 @@ class _Verbose(argparse.Action):
         quiet.set_verbose(True)
 
 
-def integer(least: int, most: int) -> Callable[[str], int]:
-    """Return an argparse type: an integer from `least` to `most`."""
+def integer(least: int) -> Callable[[str], int]:
+    """Return an argparse type: an integer that is at least `least`."""
 
     def parse(text: str) -> int:
-        if not re.fullmatch(r"-?[0-9]{1,18}", text) or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text[:40]}: must be an integer from {least} to {most}")
+        if not re.fullmatch(r"-?[0-9]+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text[:40]}: must be an integer of at least {least}")
         return int(text)
 
     return parse

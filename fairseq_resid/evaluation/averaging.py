@@ -45,13 +45,9 @@ Layout = dict[str, tuple[torch.Size, torch.dtype, str]]
 def last_checkpoints(folder: Path, last: int, by: Numbering | None = None) -> list[Path]:
     """Return the last `last` numbered checkpoints of a run folder, oldest first.
 
-    Raises: ValueError if the folder does not exist or has too few checkpoints, if `last` is less than 1, or if the
-    folder has both epoch- and update-numbered checkpoints and `by` is not given.
+    Raises: ValueError if the folder has too few checkpoints, or if it has both epoch- and update-numbered checkpoints
+    and `by` is not given.
     """
-    if not folder.is_dir():
-        raise ValueError(f"{folder}: no such folder")
-    if last < 1:
-        raise ValueError(f"--last {last}: must be at least 1")
     run = Run(folder)
     files = {kind: run.numbered(kind) for kind in ((by,) if by else ("epoch", "update"))}
     kinds = [kind for kind, of_kind in files.items() if of_kind]
@@ -122,33 +118,17 @@ def _check_sums(path: Path) -> None:
         raise ValueError(f"{path}: cannot be loaded: damaged ({damaged})")
 
 
-def _check_views(model: dict[str, Any], path: Path) -> None:
-    # Averaging copies every tensor, so many overlapping views of a small storage would use a lot of memory.
-    views: dict[tuple[object, ...], int] = {}
-    stored: dict[int, int] = {}
-    for tensor in (tensor for tensor in model.values() if isinstance(tensor, torch.Tensor)):
-        views[memory_of(tensor)] = tensor.numel() * tensor.element_size()
-        stored[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-    needed, given = sum(views.values()), sum(stored.values())
-    if needed > given:
-        raise ValueError(f"{path}: overlapping weights: tensors of {needed:,} bytes share {given:,} bytes of data")
-
-
 def _check_same(layouts: dict[Path, Layout]) -> None:
     (reference, expected), *others = layouts.items()
     for path, actual in others:
         if names := sorted(expected.keys() ^ actual.keys()):
             owner = reference if names[0] in expected else path
             raise ValueError(f"{reference} and {path} differ: only {owner} has {names[0]} ({len(names)} such keys)")
-        for name, (shape, dtype, tied) in expected.items():
-            if (shape, dtype, tied) != actual[name]:
-                shape2, dtype2, tied2 = actual[name]
-                what = (
-                    f"shape {tuple(shape)} and {tuple(shape2)}"
-                    if shape != shape2
-                    else f"{dtype} and {dtype2}"
-                    if dtype != dtype2
-                    else f"shared with {tied} and shared with {tied2}"
+        for name in expected:
+            if expected[name] != actual[name]:
+                what = " and ".join(
+                    f"{dtype} of shape {tuple(shape)} in the memory of {tied}"
+                    for shape, dtype, tied in (expected[name], actual[name])
                 )
                 raise ValueError(f"{reference} and {path} differ in {name}: {what}")
 
@@ -213,7 +193,6 @@ def average(paths: Sequence[Path], output: Path) -> None:
             state = load_checkpoint(path)
             _check_sums(path)
             check_finite(state["model"], path)
-            _check_views(state["model"], path)
             layouts[path] = layout(state["model"])
             configs[path] = _model_config(state)
             words[path] = dictionaries.identified(state, path)
@@ -264,7 +243,12 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid average`."""
     add = parser.add_argument
     add("--inputs", nargs="+", type=Path, required=True, metavar="DIR|FILE", help="a run folder, or checkpoint files")
-    add("--last", type=int, metavar="N", help="average the last N numbered checkpoints of the folder (default 10)")
+    add(
+        "--last",
+        type=frame.integer(1),
+        metavar="N",
+        help="average the last N numbered checkpoints of the folder (default 10)",
+    )
     add("--by", choices=("epoch", "update"), help="average checkpointN.pt (epoch) or checkpoint_E_U.pt (update)")
     add("--output", type=Path, required=True, metavar="FILE", help="file to write")
     dictionaries.add_flag(parser)
@@ -272,12 +256,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     inputs: list[Path] = options.inputs
     if len(inputs) == 1 and inputs[0].is_dir():
         inputs = last_checkpoints(inputs[0], 10 if options.last is None else options.last, options.by)
-    elif folder := next((path for path in inputs if path.is_dir()), None):
-        raise ValueError(f"--inputs {folder}: a folder among several inputs; give a single folder, or only files")
     elif options.last is not None or options.by is not None:
         raise ValueError("--last and --by: only allowed if --inputs is a folder; otherwise all files are averaged")
-    if options.output.is_dir():
-        raise ValueError(f"--output {options.output}: is a folder; must be a file")
     if options.output.exists() and TRAINED.fullmatch(options.output.name):
         raise ValueError(f"--output {options.output}: a checkpoint of fairseq-train; choose a name such as averaged.pt")
     average(inputs, options.output)

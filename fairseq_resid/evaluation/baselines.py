@@ -21,8 +21,7 @@ from rapidfuzz.process import cdist
 from .. import records
 from ..cli import frame
 from ..data.text.bleu import TOKENIZERS, default_tokenizer
-from ..data.text.clean import MAX_CHARACTERS
-from ..files import check_output, read_pairs
+from ..files import read_pairs
 from ..foreign import say
 from ..tasks.text.scoring import bleu
 
@@ -51,23 +50,15 @@ def baselines(raw: Path, source: str, target: str, tokenize: str | None = None) 
     tokenize: sacrebleu's tokeniser (default: the one that fits the target language)
 
     Raises: ValueError naming a file that is missing, empty or not UTF-8, or that differs in length from its
-    counterpart, or naming a line that is too long.
+    counterpart.
     """
-    (train_source, train_target), (test_source, test_target) = (_read(raw, split, source, target) for split in SPLITS)
+    (train_source, train_target), (test_source, test_target) = (
+        read_pairs(raw / f"{split}.{source}", raw / f"{split}.{target}") for split in SPLITS
+    )
     tokenize = tokenize or default_tokenizer(target)
     copy = bleu(test_source, test_target, tokenize)
     neighbours = bleu([train_target[index] for index in nearest(test_source, train_source)], test_target, tokenize)
     return Baselines(copy=copy.value, nearest_neighbour=neighbours.value, signature=copy.signature)
-
-
-def _read(raw: Path, split: str, source: str, target: str) -> tuple[list[str], list[str]]:
-    sides = raw / f"{split}.{source}", raw / f"{split}.{target}"
-    texts = read_pairs(*sides)
-    for path, lines in zip(sides, texts, strict=True):
-        for number, line in enumerate(lines, start=1):
-            if len(line) > MAX_CHARACTERS:  # the time for a comparison grows with the product of both lengths
-                raise ValueError(f"{path}:{number}: {len(line):,} characters; must be at most {MAX_CHARACTERS:,}")
-    return texts
 
 
 def nearest(queries: Sequence[str], choices: Sequence[str]) -> list[int]:
@@ -112,9 +103,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add("--tokenize", choices=TOKENIZERS, help="sacrebleu's tokeniser (default: the one that fits TGT)")
     add("--json", type=Path, metavar="FILE", help="also write the scores to this file")
     options = parser.parse_args(argv)
-    if options.json is not None:
-        check_output(options.json)
     result = baselines(options.raw, options.source, options.target, options.tokenize)
+    say(result.line())
     if options.json is not None:
         records.write(options.json, result)
-    say(result.line())

@@ -137,8 +137,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     options = parser.parse_args(argv)
     if len(options.runs) < 2:
         parser.error(f"{len(options.runs)} run: must be at least two")
-    if len({path.resolve() for path in options.runs}) < len(options.runs):
-        parser.error("RUN: the same run is given twice")
     headings, rows, notes = compared(options.runs, options.model, options.subset, options.data, options.tokenize)
     if options.markdown:
         print(layout.markdown(headings, rows, notes, LEFT), end="")

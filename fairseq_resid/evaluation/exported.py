@@ -28,11 +28,9 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
     Raises: ValueError or OSError naming the file or flag and the problem.
     """
     record = read(folder)
-    for flag in ("last", "by", "epochs"):
-        if getattr(given, flag) is not None:
-            raise ValueError(f"--{flag} {getattr(given, flag)}: {folder} is an export, which contains one checkpoint")
-    if given.as_published:
-        raise ValueError(f"--as-published: {folder} is an export; evaluate its run")
+    for flag in ("last", "by", "epochs", "as_published"):
+        if getattr(given, flag):
+            raise ValueError(f"--{flag.replace('_', '-')}: {folder} is an export of one checkpoint; evaluate its run")
     Run(Path(record.run)).require_direction(folder, (record.text.source, record.text.target), WRITER)
     text, engine = translator.converter(folder, record), load(folder)
     path = data or Path(record.data)
@@ -42,12 +40,6 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
     check_dictionaries(path)
     check_same_subwords(folder, record, corpus)
     sources = source_subwords(corpus, subset)
-    references = corpus.references(subset)
-    if len(sources) != len(references):
-        raise ValueError(
-            f"{corpus.reference(subset)}: {len(references):,} lines: must be {len(sources):,}, one for each binarised "
-            "sentence"
-        )
     check_lengths(sources, record.longest[0], "source")
     search = search_of(record, given)
     hypotheses, blank = [""] * len(sources), corpus.blank_lines(subset)
@@ -56,12 +48,10 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
         for start in range(0, len(filled), TOGETHER):
             numbers = filled[start : start + TOGETHER]
             found = engine.translate([sources[number] for number in numbers], search)
-            if not all(found):
-                raise ValueError(f"{folder}: {translator.NO_NUMBERS}")
             for number, best in zip(numbers, found, strict=True):
                 hypotheses[number] = corpus.form.restore(text.segmenter.join(" ".join(best[0].tokens)))
             progress.advance(len(found))
-    bleu = scoring.bleu(hypotheses, references, corpus.tokenize)
+    bleu = scoring.bleu(hypotheses, corpus.references(subset), corpus.tokenize)
     beside = of_run(record, subset, bleu.signature, path, search)
     return f"{folder} {subset}: BLEU {bleu.value:.2f}  {bleu.signature}  {beside}"
 
@@ -92,13 +82,11 @@ def source_subwords(corpus: Corpus, subset: str) -> list[list[str]]:
     """
     from fairseq.data import Dictionary, data_utils
 
-    if not any(file.suffix == ".bin" for file in corpus.inputs(subset)):
-        raise ValueError(f"{corpus.path}: has no binarised {subset} set")
     dictionary = Dictionary.load(str(corpus.path / f"dict.{corpus.source}.txt"))
     prefix = corpus.path / f"{subset}.{corpus.pair}.{corpus.source}"
     dataset = data_utils.load_indexed_dataset(str(prefix), dictionary)
     if dataset is None:
-        raise ValueError(f"{prefix}.bin: no such file")
+        raise ValueError(f"{corpus.path}: has no binarised {subset} set")
     return [
         [dictionary[index] for index in dataset[number].tolist() if index != dictionary.eos()]
         for number in range(len(dataset))
@@ -119,10 +107,7 @@ def is_decoded_with(decoding: Mapping[str, str | None], search: Search) -> bool:
         "max-len-a": search.max_len_a,
         "max-len-b": search.max_len_b,
     }
-    try:
-        return all(float(decoding.get(name) or "nan") == value for name, value in used.items())
-    except ValueError:
-        return False
+    return all(float(decoding.get(name) or "nan") == value for name, value in used.items())
 
 
 def of_run(record: Record, subset: str, signature: str, data: Path, search: Search) -> str:

@@ -17,7 +17,7 @@ import argparse
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from ..cli import frame
 from ..export import translator as exported
@@ -28,7 +28,7 @@ from ..runs import settings
 from ..runs.run import Run
 from ..runs.trained_on import direction_of, find_data
 from ..tasks.text.decoding import search_settings
-from ..tasks.text.source import TextConverter, check_length, most_bytes, read_line
+from ..tasks.text.source import TextConverter, check_length, read_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,15 +89,10 @@ class Translator:
 
         Raises: ValueError naming the line if it is not UTF-8 or is too long for the model.
         """
-        subwords: Tensor | None = self.text.encode(read_line(line, number, self.longest), self.hub.src_dict)
+        subwords: Tensor | None = self.text.encode(read_line(line, number), self.hub.src_dict)
         if subwords is not None:
             check_length(len(subwords), number, self.longest)
         return subwords
-
-    @property
-    def most_bytes(self) -> int:
-        """The maximum length of a line in bytes, newline included."""
-        return most_bytes(self.longest)
 
     def decode(self, encoded: Sequence[Tensor | None]) -> list[str]:
         """Return the translation of every encoded line, and "" for None."""
@@ -108,14 +103,6 @@ class Translator:
             for index, hypotheses in zip(filled, generated, strict=True):
                 translations[index] = self.text.restore(self.hub.decode(hypotheses[0]["tokens"]))
         return translations
-
-
-def lines_of(stream: IO[bytes], most: int) -> Iterator[bytes]:
-    """Yield the lines of a stream; stop after yielding the beginning of a line longer than `most` bytes."""
-    while line := stream.readline(most + 1):
-        yield line
-        if len(line) > most:
-            return
 
 
 def encoded_batches(translator: Any, lines: Iterable[bytes], together: int) -> Iterator[list[Any]]:
@@ -160,10 +147,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add_flag(parser)
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
-    if sys.stdin is None:
-        raise ValueError("stdin: closed; it must contain one sentence per line")
     translator = open_translator(options.run, options.data, options.checkpoint, options.cpu)
-    lines = lines_of(sys.stdin.buffer, translator.most_bytes)
-    for encoded in encoded_batches(translator, lines, 1 if sys.stdin.isatty() else BUFFER):
+    for encoded in encoded_batches(translator, sys.stdin.buffer, 1 if sys.stdin.isatty() else BUFFER):
         sys.stdout.buffer.write("".join(line + "\n" for line in translator.decode(encoded)).encode())
         sys.stdout.buffer.flush()

@@ -6,8 +6,6 @@ has a single maximum length, and <pad> can be generated. `Model` compensates for
 
 from __future__ import annotations
 
-import os
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,21 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import records
-from .engine import (
-    BOS,
-    EOS,
-    PAD,
-    UNK,
-    WRITER,
-    Hypothesis,
-    Record,
-    Search,
-    batches,
-    calling,
-    check_lengths,
-    symbols,
-)
+from .engine import BOS, EOS, PAD, UNK, Hypothesis, Record, Search, batches, calling, check_lengths, symbols
 
 # Values of --quantization. With "int8", the machine that loads the model chooses the type of all other weights.
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
@@ -40,8 +24,6 @@ ACTIVATIONS = {
     "gelu_fast": "GELUTanh",
     "swish": "SWISH",
 }
-WEIGHTS, SHARED = "model.bin", "shared_vocabulary.json"
-EMBEDDINGS = {"source": "encoder/embeddings_0/weight", "target": "decoder/embeddings/weight"}
 # The content of config.json.
 SETTINGS = {
     "bos_token": BOS,
@@ -57,12 +39,10 @@ SETTINGS = {
 def write(
     model: Any, source_dictionary: Any, target_dictionary: Any, folder: Path, quantization: str | None = None
 ) -> None:
-    """Write a fairseq Transformer in eval mode to a folder in the engine's format.
+    """Write a fairseq Transformer to a folder in the engine's format.
 
-    Raises: ValueError naming the structure or setting that the engine cannot express, or the unknown quantization.
+    Raises: ValueError naming the structure or setting that the engine cannot express.
     """
-    if quantization is not None and quantization not in QUANTIZATIONS:
-        raise ValueError(f"--quantization {quantization}: choose one of {', '.join(QUANTIZATIONS)}")
     specification = specify(model)
     for register, dictionary in (
         (specification.register_source_vocabulary, source_dictionary),
@@ -174,66 +154,14 @@ def bias_of(linear: Any) -> NDArray[np.float32]:
     return found if linear.bias is None else linear.bias.numpy()
 
 
-def check(folder: Path) -> None:
-    """Check that a model is complete and has as many words as its vocabularies, which the engine does not compare.
-
-    Raises: OSError if a file does not exist; ValueError naming the file and the problem.
-    """
-    shapes = shapes_of(folder / WEIGHTS)
-    for side, name in EMBEDDINGS.items():
-        file = folder / (SHARED if (folder / SHARED).is_file() else f"{side}_vocabulary.json")
-        words, rows = len(records.read(file, list[str], WRITER)), shapes[name][0]
-        if words != rows:
-            raise ValueError(f"{file}: {words:,} words; the {side} embedding has {rows:,} rows")
-
-
-def shapes_of(file: Path) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every variable in model.bin, by name and by alias.
-
-        version of the format (u32), kind of model (string), version of the kind (u32)
-        number of variables (u32); for each: name (string), number of dimensions (u8), sizes (u32 each), type (u8),
-        number of bytes (u32), content
-        number of aliases (u32); for each: alias, name of a variable (strings)
-
-    A string is stored as its length (u16, including a final NUL) and its bytes. All numbers are little-endian.
-    Raises: OSError if the file does not exist; ValueError naming it if its length differs from that of its variables.
-    """
-    found: dict[str, tuple[int, ...]] = {}
-    with file.open("rb") as stream:
-
-        def number(form: str) -> int:
-            return int(struct.unpack(f"<{form}", stream.read(struct.calcsize(f"<{form}")))[0])
-
-        def word() -> str:
-            return stream.read(number("H"))[:-1].decode()
-
-        try:
-            _ = number("I"), word(), number("I")
-            for _ in range(number("I")):
-                name = word()
-                found[name] = tuple(number("I") for _ in range(number("B")))
-                _ = number("B"), stream.seek(number("I"), os.SEEK_CUR)
-            for _ in range(number("I")):
-                alias = word()
-                found[alias] = found[word()]
-            is_whole = not stream.read(1)
-        except (struct.error, UnicodeDecodeError, LookupError):
-            is_whole = False
-    if not is_whole or not found.keys() >= set(EMBEDDINGS.values()):
-        raise ValueError(f"{file}: truncated or damaged, or not written by {WRITER}")
-    return found
-
-
 class Model:
     """A model loaded by CTranslate2 on the CPU; see engine.Engine."""
 
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import ctranslate2
 
-        check(folder)
         with calling("CTranslate2", folder, "cannot load it"):
             self.translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
-        self.folder = folder
         self.longest = record.longest
 
     def translate(
@@ -270,20 +198,19 @@ class Model:
         suppressed: list[list[str]] | None,
     ) -> list[list[Hypothesis]]:
         """Return all hypotheses of a batch of sources, best first. most: maximum number of subwords."""
-        with calling("CTranslate2", self.folder):
-            results = self.translator.translate_batch(
-                [list(source) for source in sources],
-                None if prefixes is None else [list(prefix) for prefix in prefixes],
-                beam_size=search.beam,
-                num_hypotheses=search.beam,
-                length_penalty=search.length_penalty,
-                max_decoding_length=max(most, 1),
-                max_input_length=0,
-                min_decoding_length=1,
-                suppress_sequences=suppressed,
-                return_end_token=True,
-                return_scores=True,
-            )
+        results = self.translator.translate_batch(
+            [list(source) for source in sources],
+            None if prefixes is None else [list(prefix) for prefix in prefixes],
+            beam_size=search.beam,
+            num_hypotheses=search.beam,
+            length_penalty=search.length_penalty,
+            max_decoding_length=max(most, 1),
+            max_input_length=0,
+            min_decoding_length=1,
+            suppress_sequences=suppressed,
+            return_end_token=True,
+            return_scores=True,
+        )
         found: list[list[Hypothesis]] = []
         unscored: list[tuple[int, int]] = []
         for row, result in enumerate(results):
@@ -309,11 +236,10 @@ class Model:
         """
         check_lengths(sources, self.longest[0], "source")
         check_lengths(targets, self.longest[1], "target")
-        with calling("CTranslate2", self.folder):
-            results = self.translator.score_batch(
-                [list(source) for source in sources],
-                [list(target) for target in targets],
-                max_batch_size=32,
-                max_input_length=0,
-            )
+        results = self.translator.score_batch(
+            [list(source) for source in sources],
+            [list(target) for target in targets],
+            max_batch_size=32,
+            max_input_length=0,
+        )
         return [list(result.log_probs) for result in results]

@@ -28,7 +28,7 @@ from ..data.text.folder import CORPUS, Corpus
 from ..fairseq_patches import load_checkpoint
 from ..fairseq_patches.dictionaries import add_flag
 from ..files import partial_of, replacing, sha256, write_text
-from ..foreign import code, printable, say
+from ..foreign import code, say
 from ..runs import settings
 from ..runs.run import Run
 from ..runs.trained_on import find_data
@@ -63,16 +63,13 @@ def text_of(data: Path, direction: tuple[str, str]) -> Text:
     if not (data / CORPUS).is_file():
         return Text(*direction)
     known = text_folder.read(data)
-    model = known.restore.model
-    if model is not None and Path(model).name != model:
-        raise ValueError(f"{data / CORPUS}: restore.model {model!r}: must be the name of a file in the folder")
     return Text(
         *direction,
         known.text.form,
         known.text.normalize,
         known.text.split_hyphens,
         known.restore.post_process,
-        model,
+        known.restore.model,
         known.tokenizer(direction[1]),
     )
 
@@ -109,21 +106,22 @@ def export(
     Raises: ValueError or OSError naming the flag or file and the problem; NotEqual if the proof fails. No folder
     is left in that case.
     """
-    if out.exists() or out.is_symlink():
+    if out.exists():
         raise ValueError(f"--out {out}: already exists; choose another name or remove it")
     check_installed(engine)
+    writer = import_module(f".{ENGINES[engine].writer}", __package__)
+    if quantization is not None and quantization not in writer.QUANTIZATIONS:
+        raise ValueError(f"--quantization {quantization}: choose one of {', '.join(writer.QUANTIZATIONS)}")
     file = run.checkpoint(checkpoint)
     state = load_checkpoint(file)
     if not kinds.of_checkpoint(state.get("cfg")).can_decode:
         raise ValueError(f"{file}: not a translation model; only translation models can be exported")
     path = (data or find_data(run, state)).resolve()
-    if not path.is_dir():
-        raise ValueError(f"--data {path}: no such data folder")
     from ..tasks.loading import load as load_model
 
     loaded = load_model(run, file, path, cpu=True)
     direction = loaded.task.cfg.source_lang, loaded.task.cfg.target_lang
-    text, kind = text_of(path, direction), ENGINES[engine]
+    text = text_of(path, direction)
     corpus = Corpus.read(path, direction) if (path / CORPUS).is_file() else None
     out.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(partial_of(out), ignore_errors=True)  # left by an export that was killed
@@ -132,13 +130,12 @@ def export(
         if text.model is not None:
             shutil.copyfile(path / text.model, partial / text.model)
         dictionaries = loaded.task.source_dictionary, loaded.task.target_dictionary
-        writer = import_module(f".{kind.writer}", __package__)
         writer.write(loaded.model, *dictionaries, partial, quantization)
         source, target = loaded.model.max_positions()
         record = Record(
             FORMAT,
             engine,
-            version(kind.package),
+            version(ENGINES[engine].package),
             str(run.path.resolve()),
             file.name,
             str(path),
@@ -156,8 +153,6 @@ def export(
         records.write(partial / RECORD, dataclasses.replace(record, proof=msgspec.to_builtins(proof)))
         more = writer.readme(partial, record) if hasattr(writer, "readme") else ""
         write_text(partial / "README.md", readme(record, run.name, proof) + more)
-        if out.exists() or out.is_symlink():
-            raise ValueError(f"--out {out}: was created during the export; choose another name or remove it")
     return proof
 
 
@@ -166,7 +161,7 @@ def readme(record: Record, run: str, proof: Proof) -> str:
     return README.format(
         run=code(run),
         engine=record.engine,
-        checkpoint=printable(record.checkpoint),
+        checkpoint=record.checkpoint,
         package=ENGINES[record.engine].package,
         version=record.engine_version,
         quantization=f", with weights in {record.quantization}" if record.quantization else "",

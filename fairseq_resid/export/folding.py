@@ -96,7 +96,7 @@ class Folded:
 
 
 def fold(model: Any) -> Folded:
-    """Return a fairseq TransformerModel in eval mode, ours or fairseq's own, as folded arrays in fp32 on the CPU.
+    """Return a fairseq TransformerModel, ours or fairseq's own, as folded arrays in fp32 on the CPU.
 
     The model is not changed, and the arrays share no memory with it.
     Raises: CannotFold naming the structure or the setting that cannot be expressed, and the reason.
@@ -154,8 +154,6 @@ def check_settings(model: Any) -> None:
     for setting, is_set in wrong:
         if is_set:
             raise CannotFold(f"{setting}: a standard Transformer layer has no such setting; {INSTEAD}")
-    if model.training:
-        raise ValueError("the model is in training mode; call eval() first")
 
 
 def single(tensor: Tensor) -> Tensor:

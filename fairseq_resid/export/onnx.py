@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import records
 from .engine import check_package, quiet, symbols
-from .onnx_runner import ENCODER, INPUTS, LONGEST, OUTPUTS, STEP, VOCABULARIES, WORDS
+from .onnx_runner import ENCODER, INPUTS, OUTPUTS, STEP, VOCABULARIES
 
 QUANTIZATIONS = ("int8", "float32")
 OPSET = 18
@@ -23,7 +23,7 @@ def write(
 ) -> None:
     """Write the graphs and vocabularies of a fairseq Transformer in eval mode to a folder.
 
-    Raises: ValueError naming the setting that the graphs do not support, or the unknown quantization.
+    Raises: ValueError naming the setting that the graphs do not support.
     """
     for package in ("onnx", "onnxscript"):
         check_package("onnx", package)
@@ -32,16 +32,9 @@ def write(
 
     from .onnx_graph import DecoderStep, Encoder, check
 
-    if quantization is not None and quantization not in QUANTIZATIONS:
-        raise ValueError(f"--quantization {quantization}: choose one of {', '.join(QUANTIZATIONS)}")
     check(model)
-    words = [symbols(dictionary) for dictionary in (source_dictionary, target_dictionary)]
-    for name, vocabulary in zip(VOCABULARIES, words, strict=True):
-        records.write(folder / name, vocabulary)
-    known = [
-        {WORDS: str(len(vocabulary)), LONGEST: str(longest)}
-        for vocabulary, longest in zip(words, model.max_positions(), strict=True)
-    ]
+    for name, dictionary in zip(VOCABULARIES, (source_dictionary, target_dictionary), strict=True):
+        records.write(folder / name, symbols(dictionary))
     batch, source, target = Dim("batch"), Dim("source"), Dim("target")
     is_int8 = quantization == "int8"
     encoder, decoder = Encoder(model, is_int8).eval(), DecoderStep(model, is_int8).eval()
@@ -57,18 +50,11 @@ def write(
     given = (token, step, *memory, keys, keys.clone())
     source_sizes, target_sizes = {1: batch, 3: source}, {1: batch, 3: target}
     sizes = ({0: batch}, None, {0: batch, 1: source}, source_sizes, source_sizes, target_sizes, target_sizes)
-    export(encoder, (tokens,), ({0: batch, 1: source},), folder / ENCODER, known[0], is_int8)
-    export(decoder, given, sizes, folder / STEP, known[1], is_int8)
+    export(encoder, (tokens,), ({0: batch, 1: source},), folder / ENCODER, is_int8)
+    export(decoder, given, sizes, folder / STEP, is_int8)
 
 
-def export(
-    graph: Any,
-    given: tuple[Any, ...],
-    sizes: tuple[Any, ...],
-    file: Path,
-    metadata: dict[str, str],
-    is_int8: bool,
-) -> None:
+def export(graph: Any, given: tuple[Any, ...], sizes: tuple[Any, ...], file: Path, is_int8: bool) -> None:
     """Write a graph to a file. given: example inputs; sizes: for each input, its dynamic dimensions by name."""
     import torch
     from onnxscript.optimizer import fold_constants, remove_unused_nodes
@@ -91,7 +77,6 @@ def export(
             remove_unused_nodes(program.model)
         for node in program.model.graph:
             node.metadata_props.clear()  # the source code of each node, including paths on this machine
-        program.model.metadata_props.update(metadata)
         size = sum(weight.const_value.nbytes for weight in program.model.graph.initializers.values())
         program.save(str(file), external_data=size > EXTERNAL)
     if is_int8:

@@ -69,8 +69,6 @@ def check(model: Any) -> None:
     for setting, is_set in wrong:
         if is_set:
             raise ValueError(f"{setting}: cannot be exported to ONNX")
-    if model.training:
-        raise ValueError("the model is in training mode; call eval() first")
 
 
 def position_table(stack: Any) -> Tensor | None:

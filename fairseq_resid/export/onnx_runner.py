@@ -18,8 +18,6 @@ from .engine import EOS, PAD, UNK, WRITER, Hypothesis, Record, Search, batches, 
 
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
 VOCABULARIES = ("source_vocabulary.json", "target_vocabulary.json")
-# Metadata keys of a graph: size of its vocabulary, and maximum number of subwords in a sentence, including </s>.
-WORDS, LONGEST = "vocabulary", "longest"
 # Inputs and outputs of both graphs; their shapes are in onnx_graph.py.
 INPUTS = {
     ENCODER: ["tokens"],
@@ -40,7 +38,7 @@ class Vocabulary:
     """
 
     def __init__(self, file: Path) -> None:
-        self.file, self.words = file, records.read(file, list[str], WRITER)
+        self.words = records.read(file, list[str], WRITER)
         self.numbers = {word: number for number, word in enumerate(self.words)}
         self.end, self.padding, self.unknown = (self.numbers[word] for word in (EOS, PAD, UNK))
 
@@ -73,9 +71,8 @@ class Model:
 
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         self.source, self.target = (Vocabulary(folder / name) for name in VOCABULARIES)
-        self.encoder = session(folder / ENCODER, self.source, threads)
-        self.decoder = session(folder / STEP, self.target, threads)
-        self.folder, self.longest = folder, record.longest
+        self.encoder, self.decoder = (session(folder / name, threads) for name in (ENCODER, STEP))
+        self.longest = record.longest
         ((layers, _, heads, _, channels),) = [each.shape for each in self.decoder.get_inputs() if each.name == "keys"]
         self.empty: Floats = np.zeros((layers, 0, heads, 0, channels), np.float32)
 
@@ -84,12 +81,9 @@ class Model:
     ) -> list[list[Hypothesis]]:
         """Return the best translations of each source, as fairseq-generate finds them.
 
-        Raises: ValueError naming the source that is too long for the model, or the prefix that contains </s> or <pad>.
+        Raises: ValueError naming the source that is too long for the model.
         """
         check_lengths(sources, self.longest[0], "source")
-        for number, prefix in enumerate(prefixes or (), start=1):
-            if not {EOS, PAD}.isdisjoint(prefix):
-                raise ValueError(f"prefix {number}: contains {EOS} or {PAD}")
         found: list[list[Hypothesis]] = [[] for _ in sources]
         for rows in batches(sources, search.batch_size):
             most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
@@ -195,9 +189,8 @@ class Model:
         return self.run(STEP, self.decoder, [token, np.array(step), *memory, keys, values])
 
     def run(self, name: str, graph: Any, given: list[Any]) -> list[Any]:
-        """Return the outputs of a graph. Raises: ValueError naming the file if the graph fails."""
-        with calling("ONNX Runtime", self.folder / name):
-            found: list[Any] = graph.run(OUTPUTS[name], dict(zip(INPUTS[name], given, strict=True)))
+        """Return the outputs of a graph."""
+        found: list[Any] = graph.run(OUTPUTS[name], dict(zip(INPUTS[name], given, strict=True)))
         return found
 
 
@@ -218,21 +211,11 @@ def force(log_p: Floats, words: Numbers, padding: int) -> None:
     log_p[rows, words[rows]] = kept
 
 
-def session(file: Path, vocabulary: Vocabulary, threads: int) -> Any:
-    """Load a graph with ONNX Runtime and return it.
-
-    Raises: ValueError naming the file if it is missing or damaged, or has another vocabulary.
-    """
+def session(file: Path, threads: int) -> Any:
+    """Load a graph with ONNX Runtime and return it. Raises: ValueError naming the file if it is missing or damaged."""
     import onnxruntime
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads, settings.log_severity_level = threads, 4
     with calling("ONNX Runtime", file, "cannot load it"):
-        loaded = onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])
-    # A file without its last bytes may be valid, but then lacks the metadata.
-    words = loaded.get_modelmeta().custom_metadata_map.get(WORDS)
-    if words is None or [each.name for each in loaded.get_inputs()] != INPUTS[file.name]:
-        raise ValueError(f"{file}: truncated or damaged, or not written by {WRITER}")
-    if words != str(len(vocabulary.words)):
-        raise ValueError(f"{file}: has {words} words, but {vocabulary.file.name} has {len(vocabulary.words)}")
-    return loaded
+        return onnxruntime.InferenceSession(str(file), settings, providers=["CPUExecutionProvider"])

@@ -12,22 +12,17 @@ from typing import Any, overload
 
 from ..data.text.forms import TextForm
 from ..data.text.segmentation import Segmenter
-from ..tasks.text.source import TextConverter, check_length, most_bytes, read_line
-from .engine import RECORD, WRITER, Record, load, read
-
-NO_NUMBERS = "the model computes no probabilities: its weights are damaged"
+from ..tasks.text.source import TextConverter, check_length, read_line
+from .engine import Record, load, read
 
 
 def converter(folder: Path, record: Record) -> TextConverter:
     """Return the conversion between raw text and subwords that an export uses.
 
-    Raises: ValueError naming the file and the problem, such as a missing subword model.
+    Raises: ValueError naming the folder if it has no subword model.
     """
     text = record.text
-    try:
-        forms = TextForm.of_sides(text.source, text.target, text.form, text.normalize, text.split_hyphens)
-    except ValueError as error:
-        raise ValueError(f"{folder / RECORD}: {error}") from None
+    forms = TextForm.of_sides(text.source, text.target, text.form, text.normalize, text.split_hyphens)
     if text.model is None:
         raise ValueError(f"{folder}: contains no subword model, because the data folder of the run had none")
     return TextConverter(Segmenter(text.post_process, folder / text.model), forms[text.source], forms[text.target])
@@ -43,26 +38,18 @@ class Translator:
     def __init__(
         self, folder: str | Path, threads: int = 0, beam: int | None = None, length_penalty: float | None = None
     ) -> None:
-        self.folder = Path(folder)
-        if not self.folder.is_dir():
-            raise ValueError(f"{folder}: no such folder; create it with {WRITER}")
-        self.record = read(self.folder)
+        self.record = read(Path(folder))
         given: dict[str, Any] = {"beam": beam, "length_penalty": length_penalty}
         self.search = replace(
             self.record.search, nbest=1, **{name: value for name, value in given.items() if value is not None}
         )
-        self.text = converter(self.folder, self.record)
-        self.engine = load(self.folder, threads)
+        self.text = converter(Path(folder), self.record)
+        self.engine = load(Path(folder), threads)
 
     @property
     def longest(self) -> int:
         """The maximum number of subwords in a line, including </s>."""
         return self.record.longest[0]
-
-    @property
-    def most_bytes(self) -> int:
-        """The maximum length of a line in bytes, including the newline."""
-        return most_bytes(self.longest)
 
     @overload
     def translate(self, lines: str) -> str: ...  # type: ignore[overload-overlap]
@@ -82,7 +69,7 @@ class Translator:
 
         Raises: ValueError naming the line if it is not UTF-8 or is too long for the model.
         """
-        subwords = self.text.subwords(read_line(line, number, self.longest))
+        subwords = self.text.subwords(read_line(line, number))
         check_length(len(subwords) + 1, number, self.longest)
         return subwords or None
 
@@ -92,7 +79,5 @@ class Translator:
         filled = {index: subwords for index, subwords in enumerate(encoded) if subwords is not None}
         found = self.engine.translate(list(filled.values()), self.search) if filled else []
         for index, hypotheses in zip(filled, found, strict=True):
-            if not hypotheses:
-                raise ValueError(f"{self.folder}: {NO_NUMBERS}")
             translations[index] = self.text.restore(" ".join(hypotheses[0].tokens))
         return translations

@@ -5,7 +5,7 @@ The numbers describe one model. Readers must judge for themselves whether the nu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
@@ -134,33 +134,18 @@ def off(analysis: Analysis) -> Finding | None:
     return Finding("every branch is used", "this project's question", found)
 
 
-def findings(
-    analysis: Analysis, baseline: Analysis | None = None, failed: Callable[[Exception], None] | None = None
-) -> list[Finding]:
-    """Return the findings for a model, with the baseline's numbers if a baseline is given.
-
-    failed: called with the error if a finding fails; without it, the error is raised
-    """
+def findings(analysis: Analysis, baseline: Analysis | None = None) -> list[Finding]:
+    """Return the findings for a model, with the baseline's numbers if a baseline is given."""
     names = {name for site in analysis.sites.values() for name in site.coefficients}
-    makers: list[Callable[[], Finding | None]] = [lambda: ahead(analysis, baseline)]
+    made = [ahead(analysis, baseline)]
     if "alpha" in names:
-        makers.append(lambda: open_gates(analysis))
-        makers.append(lambda: trend(analysis, "beta", "β rises with depth"))
-        makers.append(lambda: trend(analysis, "gamma", "(1−α)(1−β) is larger in the lower layers"))
-        makers.append(lambda: more_below(analysis, baseline))
+        made.append(open_gates(analysis))
+        made.append(trend(analysis, "beta", "β rises with depth"))
+        made.append(trend(analysis, "gamma", "(1−α)(1−β) is larger in the lower layers"))
+        made.append(more_below(analysis, baseline))
     if "ratio" in names:
-        makers.append(lambda: ratio(analysis))
+        made.append(ratio(analysis))
     if "alpha" not in names:
-        makers.append(lambda: flatness(analysis, baseline))
-    makers.append(lambda: off(analysis))
-    made = []
-    for make in makers:
-        try:
-            finding = make()
-        except Exception as error:  # continue with the other findings
-            if failed is None:
-                raise
-            failed(error)
-        else:
-            made += [finding] if finding is not None else []
-    return made
+        made.append(flatness(analysis, baseline))
+    made.append(off(analysis))
+    return [finding for finding in made if finding is not None]

@@ -10,9 +10,7 @@ from __future__ import annotations
 import argparse
 import base64
 import re
-import sys
 import tempfile
-import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -21,16 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
 from ..analysis.results import read_analysis as read_analysis
-from ..cli import frame, quiet
+from ..cli import frame
 from ..evaluation import compare
 from ..evaluation import table as score_table
-from ..files import check_output, write_text
-from ..foreign import printable, say
+from ..files import write_text
+from ..foreign import say
 from ..runs.run import Results, Run, RunRecord
 from ..runs.training_command import TrainingCommand
 from ..study import archive, kept, plan, results, tables
@@ -40,7 +37,6 @@ from .differences import samples
 from .findings import Finding, findings
 from .glossary import Entry, entry
 
-SIZE = 5_000_000  # bytes; larger pages cause a warning
 CAPTIONS = {
     "coefficients": "Mean (line) and spread (band) of each coefficient by layer; dashed: at initialisation.",
     "histograms": "Histogram of a coefficient over [0, 1]; each row is a site, darker is more frequent.",
@@ -91,11 +87,6 @@ class LearnedPart:
         return "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.run)
 
 
-def without_control(value: Any) -> Any:
-    """Return a value of the template; plain text is escaped by `printable`."""
-    return printable(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-
-
 def figure(path: Path, caption: str) -> Figure:
     """Return the plot from a file."""
     return Figure(base64.b64encode(path.read_bytes()).decode("ascii"), caption)
@@ -120,21 +111,14 @@ def settings(runs: Sequence[Run], notes: list[str]) -> list[tuple[str, list[str]
 
 @contextmanager
 def fenced(notes: list[str], what: str) -> Iterator[None]:
-    """Turn any error in the block into a note, so that the page is still written.
+    """Turn the error for a missing or damaged file into a note, so that the page is still written.
 
     what: the part of the page, the run and the file that the note names
     """
     try:
         yield
-    except Exception as error:
-        notes.append(f"{what}: left out: {reason(error)}")
-
-
-def reason(error: Exception) -> str:
-    """Return the message of an error, with its type unless it is one of ours."""
-    if quiet.is_verbose():
-        traceback.print_exception(error)
-    return str(error) if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {error}"
+    except (ValueError, OSError) as error:
+        notes.append(f"{what}: left out: {error}")
 
 
 def scores(
@@ -152,13 +136,13 @@ def scores(
     for run in runs:
         try:
             found[run.path] = run.read_results(subset)
-        except Exception as error:
-            notes.append(f"{run.name} has no scores here: {run.results(subset)}: {reason(error)}")
+        except (ValueError, OSError) as error:
+            notes.append(f"{run.name} has no scores here: {error}")
             continue
         try:
             candidate = compare.read_candidate(run.path, "averaged", subset, data)
-        except Exception as error:
-            unread.setdefault(reason(error), []).append(run.name)
+        except (ValueError, OSError) as error:
+            unread.setdefault(str(error), []).append(run.name)
             continue
         if candidates and candidate.task is not candidates[0].task:
             notes.append(f"{run.name} has no scores here: it was not trained on {candidates[0].task.folder.content}")
@@ -225,29 +209,15 @@ def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[Path, Analysis]
     for run in runs:
         try:
             found[run.path] = read_analysis(analyze.analysis_file(run), f"fairseq-resid analyze {run.path}")
-        except Exception as error:
-            notes.append(f"{run.name} has no analysis: {reason(error)}")
+        except (ValueError, OSError) as error:
+            notes.append(f"{run.name} has no analysis: {error}")
     return found
 
 
-def what_it_learned(
-    run: Run, analysis: Analysis, baseline: Analysis | None, folder: Path, notes: list[str]
-) -> LearnedPart:
-    """Return the section on a run's model; plots and findings that fail become notes."""
-    what = f"{run.name}: {analyze.analysis_file(run)}"
-
-    def note(part: str, error: Exception) -> None:
-        notes.append(f"{what}: {part}: left out: {reason(error)}")
-
-    summary, figures, found = [], [], []
-    with fenced(notes, f"{what}: summary"):
-        summary = analyze.summary(analysis)
-    with fenced(notes, f"{what}: plots"):
-        plotted = plots.draw_analysis(analysis, folder, lambda name, error: note(f"plot {name}", error))
-        figures = [figure(path, CAPTIONS[name]) for name, path in plotted.items()]
-    with fenced(notes, f"{what}: findings"):
-        found = findings(analysis, baseline, lambda error: note("a finding", error))
-    return LearnedPart(run.name, summary, figures, found)
+def what_it_learned(run: Run, analysis: Analysis, baseline: Analysis | None, folder: Path) -> LearnedPart:
+    """Return the section on a run's model."""
+    figures = [figure(path, CAPTIONS[name]) for name, path in plots.draw_analysis(analysis, folder).items()]
+    return LearnedPart(run.name, analyze.summary(analysis), figures, findings(analysis, baseline))
 
 
 def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figure]:
@@ -257,8 +227,8 @@ def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figur
         for run in alike:
             try:
                 one = curves.read_curves(run)
-            except Exception as error:
-                notes.append(f"{run.name} has no curves: {reason(error)}")
+            except ValueError as error:
+                notes.append(f"{run.name} has no curves: {error}")
             else:
                 logged.setdefault(label, []).append(one)
     if not logged:
@@ -291,20 +261,16 @@ def build(
 ) -> str:
     """Return the page. data: the data folder of the runs, if it is not the one named in their results."""
     notes: list[str] = []
-    table: dict[str, Any] | None = None
-    candidates: list[compare.Candidate] = []
-    with fenced(notes, "scores"):
-        table, candidates = scores(runs, subset, notes, untested, data)
+    table, candidates = scores(runs, subset, notes, untested, data)
     analyses = read_analyses(runs, notes)
-    learned, drawn, parts, texts, rows, output = [], [], [], [], [], ""
+    learned, parts, texts, output = [], [], [], ""
     glossary: list[Entry] = []
     with tempfile.TemporaryDirectory() as folder:
         for run in runs:
             if run.path in analyses:
                 baseline = analyses.get(runs[0].path)
-                learned.append(what_it_learned(run, analyses[run.path], baseline, Path(folder), notes))
-        with fenced(notes, "curves"):
-            drawn = draw_curves(runs, Path(folder) / "curves.svg", notes)
+                learned.append(what_it_learned(run, analyses[run.path], baseline, Path(folder)))
+        drawn = draw_curves(runs, Path(folder) / "curves.svg", notes)
         for file in studies:
             with fenced(notes, f"study {file}") if runs or len(studies) > 1 else nullcontext():
                 parts.append(study_part(file, Path(folder) / file.stem))
@@ -313,16 +279,12 @@ def build(
             output = candidates[0].task.output
             shown = candidates[0].task.texts(candidates, data)
             texts = samples(shown) if shown else []
-    with fenced(notes, "settings"):
-        rows = settings(runs, notes)
     for run in runs:
         structure = analyses[run.path].structure if run.path in analyses else None
         if structure is not None and structure not in [each.name for each in glossary]:
             with fenced(notes, f"{run.name}: {analyze.analysis_file(run)}: structure {structure}"):
                 glossary.append(entry(structure))
-    environment = jinja2.Environment(
-        autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined, finalize=without_control
-    )
+    environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
     template = environment.from_string(files(__package__).joinpath("page.html").read_text(encoding="utf-8"))
     return template.render(
         title=f"Report on {', '.join([*(file.stem for file in studies), *(run.name for run in runs)])}",
@@ -331,7 +293,7 @@ def build(
         studies=parts,
         scores=table,
         runs=[run.name for run in runs],
-        settings=rows,
+        settings=settings(runs, notes),
         curves=drawn,
         learned=learned,
         samples=texts,
@@ -361,14 +323,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     options = parser.parse_intermixed_args(argv)
     if not options.runs and not options.study:
         parser.error("give one or more run folders, or a study with --study")
-    check_output(options.out)
     for path in options.runs:
         Run(path).require()
     runs = [Run(path) for path in dict.fromkeys(options.runs)]
     page = build(runs, options.subset, options.study, options.untested, options.data)
     write_text(options.out, page)
-    size = len(page.encode())
-    if size > SIZE:
-        large = f"{options.out}: {size:,} bytes; include fewer runs for a smaller page"
-        say(f"{parser.prog}: warning: {large}", file=sys.stderr)
-    say(f"{options.out}: {size / 1e6:.1f} MB; open it in a browser")
+    say(f"{options.out}: {len(page.encode()) / 1e6:.1f} MB; open it in a browser")

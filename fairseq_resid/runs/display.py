@@ -23,8 +23,8 @@ class Display:
 
     def __init__(self, name: str, command: TrainingCommand, begun: int = 0) -> None:
         # To fairseq, 0 means no limit.
-        self.max_update = command.integer("--max-update", 0, least=0) or None
-        self.max_epoch = command.integer("--max-epoch", 0, least=0) or None
+        self.max_update = command.integer("--max-update") or None
+        self.max_epoch = command.integer("--max-epoch") or None
         self.progress = Progress(name, self.max_update, "updates", begun)
         self.facts: dict[str, str] = {}
         self.since: tuple[float, float] | None = None  # fraction of training completed, and the time

@@ -34,7 +34,7 @@ from . import devices, plan, recipe, recovery
 from . import settings as evaluation_settings
 from .display import Display, summary
 from .run import SESSION, Hardware, Run, RunRecord, Session
-from .training_command import FLAG, MOST_SEED, PROGRAM, TrainingCommand
+from .training_command import FLAG, PROGRAM, TrainingCommand
 
 # The number of spin rounds before an idle thread sleeps; docs/training.md has the measurement.
 SPIN_COUNT = "1000"
@@ -103,16 +103,11 @@ def check_task(arch: str, given: TrainingCommand) -> None:
 
     Raises: ValueError naming the architecture and the task.
     """
-    from fairseq.models import ARCH_MODEL_NAME_REGISTRY, ARCH_MODEL_REGISTRY, FairseqEncoderDecoderModel
+    from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
     from ..models import TASKS
 
     task = given.value("--task", folders.TEXT.task)
-    is_known = ARCH_MODEL_NAME_REGISTRY[arch] in TASKS or issubclass(
-        ARCH_MODEL_REGISTRY[arch], FairseqEncoderDecoderModel
-    )
-    if not is_known and task in TASKS.values():
-        raise ValueError(f"--arch {arch}: not an encoder-decoder model, but the recipe's task is {task}")
     kind = folders.of_task(TASKS.get(ARCH_MODEL_NAME_REGISTRY[arch], folders.TEXT.task))
     if kind is not folders.of_task(task):
         raise ValueError(
@@ -217,9 +212,7 @@ def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[Tr
     given = check_flags([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *mine])
     data = given or recipes
     if len(data) != 1:
-        shown = ", ".join(data[:3]) or "none"
-        more = f" and {len(data) - 3:,} more" if data[3:] else ""
-        raise ValueError(f"data folder: {shown}{more} given; exactly one is needed")
+        raise ValueError(f"data folder: {', '.join(data) or 'none'} given; exactly one is needed")
     # Compare by identity, because a flag can have an equal value.
     kept = [[str(item) for item in part if not any(item is other for other in given)] for part in (rest, mine)]
     recipe, own = map(TrainingCommand.parse, kept)
@@ -303,8 +296,8 @@ def reached_end(command: TrainingCommand, run: Run) -> bool:
     is_out_of_time = False
     for line in run.log_lines():
         is_out_of_time = OUT_OF_TIME in line or (is_out_of_time and SESSION not in line)
-    most = command.integer("--max-update", least=0)
-    return not is_out_of_time or (most or math.inf) <= (run.training_summary().num_updates or 0)
+    most = command.integer("--max-update") or math.inf
+    return not is_out_of_time or most <= (run.training_summary().num_updates or 0)
 
 
 def skipped_examples(run: Run) -> list[str]:
@@ -394,7 +387,7 @@ class Request:
     run: Run
     plan: plan.Plan
     command: TrainingCommand
-    seed: int | None
+    seed: int
     gpus: list[devices.Gpu]
     rank: devices.Rank | None
     evaluate: list[str] = field(default_factory=list)
@@ -427,15 +420,9 @@ def request(
     Raises: ValueError naming the invalid recipe, architecture, flag or run folder.
     """
     recipe_argv = recipe.read(name)
-    # Only fairseq's parser, in place_data, knows whether a word after a flag is the data folder.
-    words = TrainingCommand.parse([*recipe_argv, *extra])
-    check_architecture(arch, words)
-    # This must run before fairseq reads the flags, because fairseq would warn that --bf16 needs a TPU.
-    plan.own_precision(words)
+    check_architecture(arch, TrainingCommand.parse([*recipe_argv, *extra]))
     base, own = place_data(recipe_argv, arch, extra)
     run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
-    if run.path.exists() and not run.path.is_dir():
-        raise ValueError(f"--run {run.path}: is a file; must be a folder")
     if folders.is_data_folder(run.path):
         raise ValueError(f"--run {run.path}: is a data folder; must be a new folder or a run folder")
     given = base.and_then(own)
@@ -444,7 +431,7 @@ def request(
     rank = devices.rank(os.environ, given, len(gpus))
     planned = plan.plan_training(base, own, gpus, rank, effective_batch, precision)
     command = build_command(base, arch, run, own, [*planned.argv, *(rank.flags if rank else ())])
-    seed = given.integer("--seed", 1, least=0, most=MOST_SEED)
+    seed = given.integer("--seed", 1)
     evaluation = recipe.evaluation(name)
     try:
         evaluation_settings.parse(evaluation)
@@ -482,7 +469,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
     add("--run", type=Path, help="run folder (default: checkpoints/RECIPE-ARCH)")
     add(
         "--effective-batch",
-        type=int,
+        type=frame.integer(1),
         metavar="N",
         help="effective batch, in the unit of the recipe (default: as in the recipe); --max-tokens limits one device",
     )
@@ -493,10 +480,7 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> tuple[
         help="default auto: bf16 or fp16 (images: amp) on GPUs with hardware support, otherwise fp32",
     )
     add("--dry-run", action="store_true", help="print the plan and the command without training")
-    options, extra = parser.parse_known_args(argv)
-    if options.effective_batch is not None and options.effective_batch < 1:
-        parser.error(f"--effective-batch {options.effective_batch}: must be at least 1")
-    return options, extra
+    return parser.parse_known_args(argv)
 
 
 @frame.command(

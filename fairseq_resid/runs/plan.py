@@ -53,9 +53,9 @@ class Batches:
         if limit is None:
             return None
         world_size, size, steps = (
-            command.integer(flag, 1) or 1 for flag in ("--distributed-world-size", limit, "--update-freq")
+            command.integer(flag, 1) for flag in ("--distributed-world-size", limit, "--update-freq")
         )
-        pairs = command.integer("--batch-size") if limit == "--max-tokens" else None
+        pairs = command.integer("--batch-size") or None if limit == "--max-tokens" else None
         return cls(world_size, limit, size, steps, pairs)
 
     @property
@@ -134,17 +134,6 @@ def split_batch(effective: int, world_size: int, most: int, update_freq: int | N
     return size, steps
 
 
-def own_precision(given: TrainingCommand) -> list[str]:
-    """Return fairseq's precision flags that the command contains.
-
-    Raises: ValueError if they contradict each other.
-    """
-    own = [flag[2:] for flag in PRECISION_FLAGS if flag in given]
-    if len({flag.removeprefix("memory-efficient-") for flag in own}) > 1:
-        raise ValueError(f"--{' and --'.join(own)}: give only one of them")
-    return own
-
-
 def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) -> tuple[str, str, list[str]]:
     """Return the precision, the reason, and fairseq's flags for it.
 
@@ -155,22 +144,18 @@ def choose_precision(asked: str, given: TrainingCommand, gpus: Sequence[Gpu]) ->
 
     Raises: ValueError naming the flags that contradict each other.
     """
-    own = own_precision(given)
+    own = [flag[2:] for flag in PRECISION_FLAGS if flag in given]
+    if len({flag.removeprefix("memory-efficient-") for flag in own}) > 1:
+        raise ValueError(f"--{' and --'.join(own)}: give only one of them")
     if own and asked != "auto":
         raise ValueError(f"--precision {asked} and --{own[0]}: give only one of them")
-    is_sharded = given.value("--ddp-backend", "") == "fully_sharded"
-    if is_sharded and any(name.endswith("bf16") for name in (asked, *own)):
-        flag = f"--{own[0]}" if own else f"--precision {asked}"
-        raise ValueError(f"{flag} and --ddp-backend fully_sharded: fairseq does not support both; use fp16 or fp32")
-    if not gpus and "fp16" in (asked, *own) and "--fp16-no-flatten-grads" not in given:
-        flag = "--fp16" if own else "--precision fp16"
-        raise ValueError(f"{flag}: requires a GPU; on the CPU, use bf16 or fp32")
     if own:
         return " ".join(own), "as given", []
     if asked != "auto":
         return asked, "as given", PRECISIONS[asked]
     if not gpus:
         return "fp32", "CPU", []
+    is_sharded = given.value("--ddp-backend", "") == "fully_sharded"
     capability = min(gpu.capability for gpu in gpus)
     number = ".".join(map(str, capability))
     name = "bf16" if capability >= (8, 0) and not is_sharded else "fp16" if capability >= (7, 0) else "fp32"
@@ -200,29 +185,22 @@ def plan_training(
         asked = Batches.of(recipe if limit in recipe else given)
         effective = asked.effective if asked else 1
     byhand = extra.integer("--distributed-world-size")
-    if rank:
-        world_size = rank.world_size
-        if byhand not in (None, world_size):
-            raise ValueError(
-                f"--distributed-world-size {byhand}: the launcher started {world_size} processes; omit this flag"
-            )
-    else:
-        world_size = byhand or max(1, len(gpus))
-        if world_size > max(1, len(gpus)):
-            raise ValueError(
-                f"--distributed-world-size {byhand}: more than the number of visible GPUs ({len(gpus)}); on several "
-                "machines or on the CPU, start the processes with torchrun or srun"
-            )
+    if rank and byhand not in (0, rank.world_size):
+        raise ValueError(
+            f"--distributed-world-size {byhand}: the launcher started {rank.world_size} processes; omit this flag"
+        )
+    world_size = rank.world_size if rank else byhand or max(1, len(gpus))
+    if not rank and world_size > max(1, len(gpus)):
+        raise ValueError(
+            f"--distributed-world-size {byhand}: more than the number of visible GPUs ({len(gpus)}); on several "
+            "machines or on the CPU, start the processes with torchrun or srun"
+        )
     size, steps = split_batch(
-        effective,
-        world_size,
-        given.integer(limit) or 1,
-        extra.integer("--update-freq"),
-        limit,
+        effective, world_size, given.integer(limit), extra.integer("--update-freq") or None, limit
     )
     name, why, argv = choose_precision(precision, given, gpus)
     argv = ["--distributed-world-size", str(world_size), limit, str(size), *argv]
-    pairs = given.integer("--batch-size") if limit == "--max-tokens" else None
+    pairs = given.integer("--batch-size") or None if limit == "--max-tokens" else None
     if pairs:
         argv += ["--batch-size", str(pairs)]
     if steps > 1:

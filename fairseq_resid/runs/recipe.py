@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from pathlib import Path
 
 from ..files import read_lines
-from .training_command import split
 
 FOLDER = Path(__file__).with_name("recipes")  # scripts/recipes, and package data in a wheel
 
@@ -43,13 +43,9 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
     """
     path = available().get(name, Path(name))
     if not path.is_file():
-        if path.suffix or len(path.parts) > 1:
-            raise ValueError(
-                f"{name}: no such file; must be a file of fairseq-train flags, or a recipe such as quickstart"
-            )
         near = difflib.get_close_matches(name, available(), n=1)
         meant = f"did you mean {near[0]}? Otherwise choose one of" if near else "choose one of"
-        raise ValueError(f"{name}: no such recipe; {meant} {', '.join(available())}, or a file of flags")
+        raise ValueError(f"{name}: no such recipe or file; {meant} {', '.join(available())}, or a file of flags")
     lines = read_lines(path)
     try:
         # Accept what a shell or an editor may produce: a byte order mark, continued lines, and comments that start
@@ -57,8 +53,6 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
         text = "\n".join(lines).removeprefix("\ufeff")
         text = re.sub(r"(?m)(^|\s)#.*$", r"\1", text).replace("\\\n", " ")
         training, *others = re.split(r"(?m)^\[evaluate\]\s*$", text)
-        if len(others) > 1:
-            raise ValueError("the line [evaluate] appears more than once")
-        return split(training), split("".join(others))
+        return shlex.split(training), shlex.split("".join(others))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None

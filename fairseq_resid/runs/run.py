@@ -240,11 +240,7 @@ class AverageNote:
 
 @dataclass(frozen=True)
 class Run:
-    """The folder of a training run, and the paths of the files in it.
-
-    The folder may come from somebody else. `inside` checks the path of every file except checkpoints, and raises
-    ValueError for a link that leads out of the folder.
-    """
+    """The folder of a training run, and the paths of the files in it."""
 
     path: Path
 
@@ -402,10 +398,7 @@ class Run:
                 yield record
 
     def log_lines(self) -> Iterator[str]:
-        """Yield the lines of train.log; nothing if the file does not exist.
-
-        Raises: ValueError if it is damaged or longer than any training log.
-        """
+        """Yield the lines of train.log; nothing if the file does not exist. Raises: ValueError if it is damaged."""
         try:
             with reading(self.train_log) as log:
                 yield from (line.decode("utf-8", "replace") for line in log)

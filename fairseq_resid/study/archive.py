@@ -81,16 +81,14 @@ def pack(kept: Path) -> Path:
 
     FILE.gz is stored uncompressed, as FILE, because similar files of several runs compress better together.
     If results.json states the SHA-256 of an earlier archive, it is updated before the folders are removed.
-    Raises: OSError or ValueError naming the file that is unreadable or not regular, or the archive that cannot be
-    unpacked. In that case the folders are kept.
+    Raises: OSError or ValueError naming the file that is unreadable, or the archive that cannot be unpacked. In that
+    case the folders are kept.
     """
     with replacing(archive_file(kept)) as partial:
         with tarfile.open(partial, "w:xz", format=tarfile.PAX_FORMAT, preset=9) as tar:
             for folder in run_folders(kept):
-                for file in _regular_files(folder):
+                for file in filter(Path.is_file, sorted(folder.rglob("*"))):
                     plain = file.with_suffix("") if file.suffix == ".gz" else file
-                    if plain != file and plain.exists():
-                        raise ValueError(f"{file}: {plain.name} also exists; remove one of them")
                     with reading(plain) as lines:
                         content = b"".join(lines)
                     member = tarfile.TarInfo(plain.relative_to(kept).as_posix())
@@ -105,17 +103,6 @@ def pack(kept: Path) -> Path:
     for folder in run_folders(kept):
         shutil.rmtree(folder)
     return archive_file(kept)
-
-
-def _regular_files(folder: Path) -> list[Path]:
-    """Return all files below a folder, sorted. Raises: ValueError naming a link, pipe or device."""
-    found = []
-    for path in sorted(folder.rglob("*")):
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            raise ValueError(f"{path}: not a regular file; only regular files are packed")
-        if path.is_file():
-            found.append(path)
-    return found
 
 
 def unpack(kept: Path) -> int:

@@ -16,8 +16,8 @@ KEPT/RUN/analysis/analysis.json            coefficients, norms and gradients of 
 from __future__ import annotations
 
 import math
+import shlex
 import shutil
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from .. import records
 from ..files import pack, replacing
 from ..runs import launch, recipe
 from ..runs.run import SESSION, Run, RunRecord, Scored, log_record
-from ..runs.training_command import TrainingCommand, split
+from ..runs.training_command import TrainingCommand
 from ..tasks import kinds
 from .plan import FORMER_GATE_STARTS, Planned, Study, flags_of, with_gate_starts
 
@@ -147,33 +147,16 @@ def read_notes(folder: Path, study: str) -> dict[str, Note]:
     return found
 
 
-def check_scores(study: Study, notes: Mapping[str, Note], folder: Path) -> None:
-    """Check that the finished runs of a study have the scores needed for its results.
-
-    Raises: ValueError naming the file, the model and the measure.
-    """
-    model = study.task.best
-    for name, note in notes.items():
-        scores = note.scores.get(model, {})
-        missing = [measure for measure in study.task.measures if measure not in scores]
-        if missing and note.outcome == "finished" and not note.run.is_tuning:
-            raise ValueError(f"{note_file(folder / name)}: scores: {model} has no {missing[0]}")
-
-
 def load_notes(study: Study, file: Path, folder: Path) -> dict[str, Note]:
     """Return the notes of the kept runs of a study file.
 
     Raises: see `read_notes`; ValueError naming the run whose flags or scoring differ from those in the study file.
     """
     notes = read_notes(folder, file.stem)
-    check_scores(study, notes, folder)
     for name, note in notes.items():
         if note.run.arm not in study.arms or note.run.setting not in study.settings:
             continue  # removed from the file
-        try:
-            before = with_gate_starts(TrainingCommand.parse(split(note.flags)), FORMER_GATE_STARTS)
-        except ValueError as error:
-            raise ValueError(f"{note_file(folder / name)}: flags: {error}") from None
+        before = with_gate_starts(TrainingCommand.parse(shlex.split(note.flags)), FORMER_GATE_STARTS)
         try:
             differences = before.changes(flags_of(study, note.run))
         except ValueError as error:

@@ -10,12 +10,14 @@ the next value beyond it is tried too, within the bounds of the tuning.
 from __future__ import annotations
 
 import math
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from .. import records
 from ..data import folders
@@ -23,7 +25,7 @@ from ..ops import FORMER
 from ..runs import launch, recipe, settings
 from ..runs.run import Numbering
 from ..runs.trained_on import share_splits
-from ..runs.training_command import BACKEND, MOST_SEED, TrainingCommand, split
+from ..runs.training_command import BACKEND, TrainingCommand
 from ..tasks import kinds
 from ..tasks.protocol import Task
 
@@ -38,7 +40,8 @@ FILE_FLAGS = {
 # Initial biases of sas's gates. Before version 1.0, they were 0 in translation and captioning models, and not recorded.
 GATES = ("--sas-alpha-bias", "--sas-beta-bias")
 GATE_STARTS, FORMER_GATE_STARTS = ("3", "-3"), ("0", "0")
-ALLOWED = "letters, digits and _ + - ="  # in names of arms and settings, which become parts of file names
+Positive = Annotated[float, Meta(gt=0)]
+Count = Annotated[int, Meta(ge=1)]
 
 
 class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,11 +56,11 @@ class Tuning(Struct, frozen=True, forbid_unknown_fields=True):
     """
 
     flag: str
-    grid: tuple[float, ...]
-    seed: int
-    length: float = 0.5
-    average: int = 5
-    factor: float = 2.0
+    grid: Annotated[tuple[Positive, ...], Meta(min_length=2)]
+    seed: Annotated[int, Meta(ge=0)]
+    length: Annotated[float, Meta(gt=0, le=1)] = 0.5
+    average: Count = 5
+    factor: Annotated[float, Meta(ge=LEAST_FACTOR)] = 2.0
     least: float = 0.0
     most: float = math.inf
     setting: str = ""
@@ -80,13 +83,13 @@ class PlanStep(Struct, frozen=True, forbid_unknown_fields=True):
 
     setting: str
     arms: tuple[str, ...]
-    seeds: int
-    at: str | float = "own"
+    seeds: Annotated[int, Meta(ge=0)]
+    at: Literal["own", "baseline"] | Positive = "own"
 
     @property
     def fixed(self) -> float | None:
         """The value of the tuned flag that the plan fixes; None if tuning chooses it."""
-        return None if self.at in ("own", "baseline") else rounded(float(self.at))
+        return None if isinstance(self.at, str) else rounded(self.at)
 
     @property
     def label(self) -> str:
@@ -120,9 +123,9 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     settings: dict[str, str] = field(default_factory=lambda: {"recipe": ""})
     measure: str = "NLL"
     tests: tuple[str, ...] | dict[str, tuple[str, ...]] = ("test",)
-    average: int = 10
+    average: Count = 10
     epochs: tuple[int | tuple[int, int], ...] = ()
-    analyze: int = 0
+    analyze: Annotated[int, Meta(ge=0)] = 0
     tuning: Tuning | None = None
     contrasts: tuple[tuple[str, ...], ...] = ()
 
@@ -216,20 +219,10 @@ def study_and_group(text: str) -> tuple[str, str]:
 
 
 def other_files(study: Study, path: Path) -> dict[str, Path]:
-    """Return the files of the other studies whose runs appear in the contrasts, by name.
-
-    Raises: ValueError naming the study file and the group whose study is not another file in the same folder.
-    """
-    found = {}
-    for text in (text for contrast in study.contrasts for text in contrast if "/" in text):
-        name, _ = study_and_group(text)
-        file = path.parent / f"{name}.yaml"
-        if not name or "/" in name or name == path.stem or not file.is_file():
-            others = sorted(other.stem for other in path.parent.glob("*.yaml") if other.stem != path.stem)
-            allowed = f"must be another study in {path.parent}: {', '.join(others) or 'there is none'}"
-            raise ValueError(f"{path}: contrasts: {text}: {name or 'no name'}: {allowed}")
-        found[name] = path.parent / file.name
-    return found
+    """Return the files of the other studies whose runs appear in the contrasts, by name."""
+    texts = (text for contrast in study.contrasts for text in contrast if "/" in text)
+    names = dict.fromkeys(study_and_group(text)[0] for text in texts)
+    return {name: path.parent / f"{name}.yaml" for name in names}
 
 
 def difference_in_scoring(study: Study, other: Study) -> str:
@@ -249,10 +242,9 @@ def difference_in_scoring(study: Study, other: Study) -> str:
 
 
 def _check(study: Study) -> None:
-    for what, names in (("arms", study.arms), ("settings", study.settings)):
-        for name in names:
-            if not name or not all(letter.isalnum() or letter in "_+-=" for letter in name):
-                raise ValueError(f"{what}: {name!r}: names may only contain {ALLOWED}")
+    for name in (*study.arms, *study.settings):  # they become parts of file names
+        if not re.fullmatch(r"[\w+=-]+", name):
+            raise ValueError(f"{name!r}: names of arms and settings may only contain letters, digits and _ + - =")
     if study.measure not in kinds.measures():
         raise ValueError(f"measure: {study.measure}: must be {' or '.join(kinds.measures())}")
     if study.baseline not in study.arms:
@@ -270,56 +262,18 @@ def _check(study: Study) -> None:
             "list of such pairs"
         )
     tuning = study.tuning
-    numbers: dict[str, tuple[float, float, float]] = {
-        "average": (study.average, 1, math.inf),
-        "analyze": (study.analyze, 0, math.inf),
-    }
-    if tuning is not None:
-        numbers |= {
-            "tuning: average": (tuning.average, 1, math.inf),
-            "tuning: seed": (tuning.seed, 0, MOST_SEED),
-            "tuning: factor": (tuning.factor, LEAST_FACTOR, math.inf),
-        }
-    for name, (value, least, most) in numbers.items():
-        if not least <= value <= most:
-            allowed = f"{least} or more" if most == math.inf else f"{least} to {most}"
-            raise ValueError(f"{name}: {value}: must be {allowed}")
-    if tuning is not None:
-        values = list(tuning.grid)
-        if len(values) < 2 or values != sorted(set(values)) or not all(0 < value < math.inf for value in values):
-            raise ValueError("tuning: grid: must be two or more increasing, positive, finite numbers")
-        for name, bound in (("least", tuning.least), ("most", tuning.most)):
-            if math.isnan(bound):
-                raise ValueError(f"tuning: {name}: {bound:g}: must be a number")
-        if not 0 < tuning.length <= 1:
-            raise ValueError(f"tuning: length: {tuning.length:g}: must be above 0 and at most 1")
-        if tuning.setting and tuning.setting not in study.settings:
-            raise ValueError(f"tuning: setting: {tuning.setting}: choose from {', '.join(study.settings)}")
+    if tuning is not None and tuning.setting and tuning.setting not in study.settings:
+        raise ValueError(f"tuning: setting: {tuning.setting}: choose from {', '.join(study.settings)}")
     for number, step in enumerate(study.plan, start=1):
         if step.setting not in study.settings:
             choices = ", ".join(study.settings)
             raise ValueError(f"plan, {number}: setting {step.setting}: no such setting; choose from {choices}")
         if strange := [arm for arm in step.arms if arm not in study.arms]:
             raise ValueError(f"plan, {number}: arm {strange[0]}: no such arm; choose from {', '.join(study.arms)}")
-        least = 0 if tuning is not None and step.at == "own" else 1
-        if step.seeds < least:
-            raise ValueError(f"plan, {number}: seeds: {step.seeds}: must be {least} or more")
-        try:
-            fixed = step.fixed
-        except ValueError:
-            raise ValueError(f"plan, {number}: at: {step.at}: must be own, baseline or a number") from None
-        if fixed is not None and not 0 < fixed < math.inf:
-            raise ValueError(f"plan, {number}: at: {step.at}: must be above 0")
         if step.at != "own" and tuning is None:
             raise ValueError(f"plan, {number}: at: {step.at}: needs `tuning`, which the study does not have")
         if tuning is not None and tuning.seed in range(1, step.seeds + 1):
             raise ValueError(f"tuning: seed: {tuning.seed}: plan, {number} uses this seed too; choose another")
-    for setting, label in dict.fromkeys((step.setting, step.label) for step in study.plan if step.seeds):
-        at = "own" if label == "baseline" else label
-        steps = [step for step in study.plan if (step.setting, step.label) == (setting, at) and step.seeds]
-        if not any(study.baseline in step.arms for step in steps):
-            where = "at its own value" if at == "own" else f"at {at}"
-            raise ValueError(f"plan: {setting}: no step runs the baseline, {study.baseline}, {where}")
     for number, contrast in enumerate(study.contrasts, start=1):
         if len(contrast) not in (2, 4):
             raise ValueError(f"contrasts, {number}: {len(contrast)} groups: must be 2 or 4")
@@ -332,14 +286,10 @@ def group(study: Study, text: str) -> Group:
     """
     words = text.split()
     planned = dict.fromkeys((step.setting, arm) for step in study.plan for arm in step.arms)
-    if len(words) not in (2, 3) or (words[0], words[1]) not in planned:
-        allowed = ", ".join(map(" ".join, planned))
-        raise ValueError(f"must be SETTING ARM or SETTING ARM VALUE; the plan has {allowed}")
-    if words[2:] and study.tuning is None:
-        raise ValueError(f"{words[2]}: a value needs `tuning`, which the study does not have")
+    if len(words) not in ((2, 3) if study.tuning else (2,)) or (words[0], words[1]) not in planned:
+        shape = "SETTING ARM [VALUE]" if study.tuning else "SETTING ARM"
+        raise ValueError(f"must be {shape}; the plan has {', '.join(map(' '.join, planned))}")
     value = rounded(float(words[2])) if words[2:] else None
-    if value is not None and not 0 < value < math.inf:
-        raise ValueError(f"{words[2]}: must be above 0 and finite")
     steps = [step for step in study.plan if step.seeds and step.setting == words[0] and words[1] in step.arms]
     fixed = [step.fixed for step in steps if step.fixed is not None]
     if study.tuning is not None and steps and len(fixed) == len(steps):  # tuning chooses no value of these runs
@@ -356,10 +306,10 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
 
     Raises: ValueError naming the missing or invalid flag.
     """
-    own = split(" ".join([study.flags, study.settings[run.setting], study.arms[run.arm]]))
+    own = shlex.split(" ".join([study.flags, study.settings[run.setting], study.arms[run.arm]]))
     given = TrainingCommand.parse([*recipe.read(study.recipe), *own])
-    arch = given.get("--arch") or ()
-    if len(arch) != 1:
+    arch = given.value("--arch", "")
+    if not arch:
         raise ValueError(f"arm {run.arm}: no architecture; add --arch to the arm or to `flags`")
     tuning, flags = study.tuning, TrainingCommand.parse(own)
     if flags.value(BACKEND, "") in FORMER:  # of a study older than version 1.1
@@ -373,12 +323,12 @@ def arguments(study: Study, run: Planned) -> tuple[str, list[str]]:
         if not lengths:
             raise ValueError(f"tuning: length: the recipe has neither {' nor '.join(LENGTHS)}")
         for flag in lengths:
-            extra += [flag, str(math.ceil((given.integer(flag) or 1) * tuning.length))]
+            extra += [flag, str(math.ceil(given.integer(flag) * tuning.length))]
         if study.task.has_averages:
             extra += ["--keep-interval-updates", str(tuning.average)]
     if run.value is not None and tuning is not None:
         extra += [tuning.flag, f"{run.value:g}"]
-    return arch[0], [*extra, "--seed", str(run.seed)]
+    return arch, [*extra, "--seed", str(run.seed)]
 
 
 def flags_of(study: Study, run: Planned) -> TrainingCommand:
@@ -449,7 +399,7 @@ def check_average(command: TrainingCommand, count: int, by: Numbering | None = N
 
     by: the kind that the recipe selects
     """
-    has_updates = bool(command.integer("--save-interval-updates", 0, least=0))
+    has_updates = command.integer("--save-interval-updates") > 0
     if has_updates and "--no-epoch-checkpoints" not in command and by is None:
         raise ValueError(
             "average: the run saves epoch- and update-numbered checkpoints; add --no-epoch-checkpoints, or --by epoch "
@@ -457,18 +407,16 @@ def check_average(command: TrainingCommand, count: int, by: Numbering | None = N
         )
     is_by_update = by == "update" or (by is None and has_updates)
     for flag in ("--keep-interval-updates",) if is_by_update else ("--keep-last-epochs", "--max-epoch"):
-        # For fairseq, -1 and 0 mean no limit.
-        kept = 0 if command.get(flag) == ("-1",) else command.integer(flag, 0, least=0) or 0
-        if 0 < kept < count:
-            raise ValueError(f"average: {count}, but {flag} {kept} keeps fewer checkpoints")
+        if 0 < command.integer(flag) < count:  # for fairseq, -1 and 0 mean no limit
+            raise ValueError(f"average: {count}, but {flag} {command.integer(flag)} keeps fewer checkpoints")
 
 
 def check_windows(command: TrainingCommand, windows: Sequence[tuple[int, int]]) -> None:
     """Raise ValueError if a training run deletes checkpoints of an additional average before it ends."""
-    longest = command.integer("--max-epoch", 0, least=0) or math.inf
+    longest = command.integer("--max-epoch") or math.inf
     for first, last in windows:
         for flag in ("--keep-interval-updates", "--keep-last-epochs"):
-            if longest > last and command.value(flag, "-1") not in ("-1", "0"):
+            if longest > last and command.integer(flag) > 0:
                 raise ValueError(f"epochs: {first}, {last}: {flag} deletes their checkpoints; set it to -1")
 
 
@@ -511,7 +459,7 @@ def choose_value(tuning: Tuning, tried: Mapping[float, float]) -> Choice:
     values = list(known)
     if not math.isfinite(known[best]):
         lower = values[0] / tuning.factor
-        is_tried = values[0] <= tuning.grid[0] / tuning.factor**LOWER
+        is_tried = values[0] <= min(tuning.grid) / tuning.factor**LOWER
         return Choice(known, () if is_tried or lower < tuning.least else (rounded(lower),), None)
     beyond = {values[0]: values[0] / tuning.factor, values[-1]: values[-1] * tuning.factor}.get(best)
     if beyond is not None and tuning.least <= beyond <= tuning.most:

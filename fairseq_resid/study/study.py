@@ -36,7 +36,6 @@ from .plan import Planned, Study
 from .work import StudyFolders
 
 POLL = 1.0  # seconds between checks on the running processes
-MOST = 10_000  # limit for --jobs, --threads and --gpus
 SHARED = 60.0  # seconds within which files of another machine become visible in a shared folder
 
 
@@ -173,17 +172,6 @@ def said(state: State, name: str) -> str:
     return text or f"valid NLL {note.nll:.4f}"
 
 
-def find_run(state: State, name: str) -> Planned:
-    """Return the run with this name.
-
-    Raises: ValueError listing the known runs.
-    """
-    known = {run.name: run for run in plan.runs(state.study, state.nll())}
-    if name not in known:
-        raise ValueError(f"--only {name}: no such run in {state.place.file}; choose from {', '.join(known)}")
-    return known[name]
-
-
 def parameters(given: Sequence[str]) -> dict[str, Any]:
     """Parse NAME=VALUE of --cluster-option for submitit; values are read as YAML, or as text if they are not YAML.
 
@@ -192,10 +180,8 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for text in given:
         name, equals, value = text.partition("=")
-        if not equals or not name:
-            raise ValueError(
-                f"--cluster-option {text}: must be NAME=VALUE, a parameter of submitit's update_parameters"
-            )
+        if not equals:
+            raise ValueError(f"--cluster-option {text}: must be NAME=VALUE")
         try:
             found[name] = records.from_yaml(value)
         except (ValueError, yaml.YAMLError):
@@ -233,7 +219,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     state = read_state(study, place)
     if options.only:
         place.claim()
-        work.do_run(study, find_run(state, options.only), place, options.weights)
+        run = next(run for run in plan.runs(study, state.nll()) if run.name == options.only)
+        work.do_run(study, run, place, options.weights)
         return 0
     if options.pack:
         if state.missing() or state.undetermined() or state.failed:
@@ -313,7 +300,7 @@ def visible_gpus() -> list[str]:
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parse and check the options of the command line."""
-    add, count = parser.add_argument, frame.integer(1, MOST)
+    add, count = parser.add_argument, frame.integer(1)
     add("study", type=Path, metavar="STUDY.yaml", help="the study file")
     add("--work", type=Path, metavar="DIR", help="folder for unfinished runs (default: checkpoints/study-NAME)")
     add("--kept", type=Path, metavar="DIR", help="folder for results (default: the study file's path without .yaml)")
@@ -346,8 +333,6 @@ def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argpar
     )
     add("--only", metavar="RUN", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if options.hours is not None and options.hours <= 0:
-        parser.error(f"--hours {options.hours:g}: must be above 0")
     if here := [name for name in ("jobs", "threads", "gpus") if options.cluster and getattr(options, name)]:
         parser.error(f"--{here[0]}: only for runs on this machine; with --cluster, set resources with --cluster-option")
     if options.cluster_option and not options.cluster:

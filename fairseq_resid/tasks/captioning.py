@@ -13,6 +13,7 @@ from ..data.captions import folder as caption_folder
 from ..data.captions.folder import CaptionData
 from ..files import read_lines, sha256
 from ..runs.run import EVALUATE, Results, Run, Scored
+from ..runs.trained_on import check_same_dictionaries
 from .protocol import (
     LAST,
     NLL,
@@ -32,7 +33,6 @@ from .text.caption_scores import CIDER, CaptionScore
 from .text.significance import check_conditions
 from .translating import (
     TOLERANCE,
-    check_dictionaries,
     data_of,
     decoding_settings,
     fitting,
@@ -105,13 +105,7 @@ class Captioning(Task[CaptionData]):
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> CaptionData:
         data = CaptionData(path, caption_folder.CaptionRecord.checked(path))
         caption_folder.open_regions(path, subset, data.record)
-        check_dictionaries(run, state, path, {caption_folder.DICTIONARY: "decoder.embed_tokens.weight"})
-        weight = state["model"].get("encoder.embed_tokens.features.weight")
-        if weight is not None and tuple(weight.shape[1:]) != (data.record.width,):
-            raise ValueError(
-                f"{path}: {data.record.width:,} features per region, but {run.last} was trained with "
-                f"{', '.join(map(str, weight.shape[1:]))}"
-            )
+        check_same_dictionaries(run.last, state, path)
         data.references(subset)
         return data
 

@@ -16,6 +16,7 @@ from fairseq.data.iterators import BackgroundConsumer
 from fairseq.tasks import LegacyFairseqTask, register_task
 
 from .. import models  # noqa: F401  (patches fairseq)
+from ..cli.frame import integer
 from ..data.images import augmentation
 from ..data.images import folder as images
 from ..data.images.folder import ImageRecord
@@ -135,7 +136,7 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
         parser.add_argument("data", help="data folder with images")
         parser.add_argument(
             "--crop-padding",
-            type=int,
+            type=integer(0),
             default=4,
             metavar="N",
             help="in training, random crop after zero-padding by N pixels on each side (default: 4; 0: no crop)",
@@ -148,8 +149,6 @@ class ImageClassificationTask(LegacyFairseqTask):  # type: ignore[misc]
             known = images.ImageRecord.of(Path(args.data))
         except (ValueError, OSError) as error:
             raise UserError(str(error)) from None
-        if not 0 <= args.crop_padding <= min(known.shape[1:]):
-            raise UserError(f"--crop-padding {args.crop_padding}: must be an integer from 0 to {min(known.shape[1:])}")
         return cls(args, known)
 
     def __init__(self, args: Any, known: ImageRecord) -> None:

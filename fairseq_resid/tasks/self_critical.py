@@ -11,6 +11,7 @@ from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.logging import metrics
 from torch import Tensor
 
+from ..cli.frame import integer
 from ..fairseq_patches import UserError
 from ..models.likelihood import token_nll
 from .captions import SELF_CRITICAL, ImageCaptioningTask
@@ -67,17 +68,25 @@ class SelfCriticalCriterion(FairseqCriterion):  # type: ignore[misc]
     @staticmethod
     def add_args(parser: Any) -> None:
         add = parser.add_argument
-        add("--sampled-captions", type=int, default=5, metavar="N", help="sampled captions per image (default: 5)")
-        add("--sampled-length", type=int, default=20, metavar="N", help="longest sampled caption (default: 20 words)")
+        add(
+            "--sampled-captions",
+            type=integer(2),
+            default=5,
+            metavar="N",
+            help="sampled captions per image (default: 5)",
+        )
+        add(
+            "--sampled-length",
+            type=integer(1),
+            default=20,
+            metavar="N",
+            help="longest sampled caption (default: 20 words)",
+        )
 
     def __init__(self, task: Any, sampled_captions: int, sampled_length: int) -> None:
         super().__init__(task)
         if not isinstance(task, ImageCaptioningTask):
             raise UserError(f"--criterion {SELF_CRITICAL}: needs --task image_captioning")
-        if sampled_captions < 2:
-            raise UserError(f"--sampled-captions {sampled_captions}: must be an integer of at least 2")
-        if sampled_length < 1:
-            raise UserError(f"--sampled-length {sampled_length}: must be an integer of at least 1")
         self.samples, self.longest = sampled_captions, sampled_length
         self.cider: Cider | None = None
 

@@ -13,7 +13,7 @@ from ..cli import children
 from ..data import folders
 from ..data.text import binarised
 from ..data.text import folder as text_folder
-from ..data.text.binarised import SPECIAL, check_texts, require_subset
+from ..data.text.binarised import check_texts, require_subset
 from ..data.text.bleu import perfect
 from ..data.text.folder import Corpus
 from ..files import read_lines, read_rows, write_text
@@ -154,22 +154,6 @@ def reference_nll(job: ScoringJob[Any], model: ScoredModel) -> list[likelihood.S
     return sentences
 
 
-def check_dictionaries(run: Run, state: dict[str, Any], data: Path, embeddings: Mapping[str, str]) -> None:
-    """Check that the dictionaries of a data folder are those that a run was trained with.
-
-    embeddings: the name of the embedding in the state dict, by the name of the dictionary
-    Raises: OSError or ValueError naming the dictionary that is missing or differs from the model's.
-    """
-    sizes = {name: len(read_lines(data / name)) for name in embeddings}
-    check_same_dictionaries(run.last, state, data)
-    for name, embedding in embeddings.items():
-        file, words = data / name, sizes[name]
-        weights = state["model"].get(embedding)
-        trained = words if weights is None else sum(weights.shape[:1]) - len(SPECIAL)  # it may have no dimensions
-        if words != trained:
-            raise ValueError(f"{file}: {words:,} words, but {run.last} was trained with {trained:,}")
-
-
 def check_lengths(corpus: Corpus, subset: str, source: int, target: int, truncates: bool) -> None:
     """Check that every sentence of a subset is short enough for the model.
 
@@ -237,9 +221,7 @@ class Translation(Task[Corpus]):
         corpus = Corpus.read(path, direction_of(state, run.last, path))
         text_folder.check(corpus.path)
         binarised.check_dictionaries(corpus.path)
-        sides = (corpus.source, "encoder"), (corpus.target, "decoder")
-        embeddings = {f"dict.{language}.txt": f"{stack}.embed_tokens.weight" for language, stack in sides}
-        check_dictionaries(run, state, corpus.path, embeddings)
+        check_same_dictionaries(run.last, state, corpus.path)
         reference = corpus.reference(subset)
         if subset in corpus.skipped:
             raise ValueError(

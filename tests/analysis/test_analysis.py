@@ -26,7 +26,6 @@ from fairseq_resid.analysis.model import choose_examples, load_for_analysis
 from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.connections import sites
-from fairseq_resid.foreign import printable
 from fairseq_resid.runs.run import FileState, Run, RunRecord
 from fairseq_resid.tasks.loading import Loaded
 from fairseq_resid.tasks.translating import TRANSLATION
@@ -295,14 +294,6 @@ def test_analyze_names_missing_inputs(
     assert error in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("flag", ["--sentences", "--max-tokens"])
-@pytest.mark.parametrize("value", ["0", "-1", "1000001", "9" * 5000, "1e3", "٣"])
-def test_analyze_refuses_counts_out_of_range(value: str, flag: str, tmp_path: Path, capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        analyze.main([str(tmp_path), f"{flag}={value}"])
-    assert f"argument {flag}: {value[:40]}: must be an integer from 1 to 1000000\n" in capsys.readouterr().err
-
-
 def test_attention_decodes_with_settings_of_the_run(
     sas_checkpoint: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,18 +368,14 @@ def test_learning_curves_of_seeds_form_a_band(tmp_path: Path) -> None:
     assert "svg" in out.read_text()[:200]
 
 
-STRANGE = ["cost$x_{1$", "a$b$", "bad\x1b[31m\x00"]
-
-
-@pytest.mark.parametrize("name", STRANGE)
+@pytest.mark.parametrize("name", ["cost$x_{1$", "a$b$"])
 def test_plot_labels_show_any_name_as_text(name: str, tmp_path: Path) -> None:
-    """matplotlib reads text between two $ signs as a formula, and control characters are not valid in XML."""
-    folder = tmp_path / name.replace("\x00", "")
+    """matplotlib reads text between two $ signs as a formula."""
     out = tmp_path / "curves.svg"
-    assert curves.main([str(made_up(folder, 1, 0.0)), "--out", str(out)]) == 0
+    assert curves.main([str(made_up(tmp_path / name, 1, 0.0)), "--out", str(out)]) == 0
     ElementTree.parse(out)
     drawn = style.plain(name)
-    assert not cbook.is_math_text(drawn) and drawn.replace(r"\$", "$") == printable(name)
+    assert not cbook.is_math_text(drawn) and drawn.replace(r"\$", "$") == name
     site = Site(name, 0, name, 1.0, 1.0, 1.0, 0.3, 3.2, 1.0, 1.0, {name: Coefficient(0.5, 0.1, 0.4, [1] * BINS)})
     found = Analysis(
         name, "a.pt", 1, name, {}, name, name, 1, True, 1, 3.0, 3.1, {name: site}, FileState("a.pt", 1, 1),
@@ -415,8 +402,8 @@ def test_curves_survive_truncated_logs_and_restarted_runs(tmp_path: Path, capsys
     assert "no training records" in capsys.readouterr().err and out.is_file()
     assert curves.main([str(tmp_path / "empty"), "--out", str(tmp_path / "none.svg")]) == 2
     assert curves.main([str(tmp_path / "nowhere")]) == 2
-    with pytest.raises(SystemExit):
-        curves.main([str(tmp_path / "run"), "--out", "curves.txt"])
+    assert curves.main([str(tmp_path / "run"), "--out", str(tmp_path / "curves.txt")]) == 2
+    assert "Format 'txt' is not supported" in capsys.readouterr().err
 
 
 def test_repeated_seed_is_not_another_seed(tmp_path: Path) -> None:
@@ -446,12 +433,3 @@ def test_overlong_sentences_are_skipped(train: Callable[..., Any], corpus: Path,
     number = 1 + next(index for index in range(len(dataset)) if dataset.src_sizes[index] > 20)
     with pytest.raises(ValueError, match="subwords; the model accepts at most 20"):
         attention.attention(loaded, attention.of_data(loaded, "valid", number))
-
-
-def test_attention_of_model_without_encoder_attention_is_refused(
-    train: Callable[..., Any], corpus: Path, tmp_path: Path
-) -> None:
-    train(tmp_path, "--no-cross-attention", "--residual", "sas")
-    loaded = load_for_analysis(tmp_path, corpus, cpu=True)
-    with pytest.raises(ValueError, match="the model has no encoder attention"):
-        attention.attention(loaded, attention.of_data(loaded, "valid", 1))

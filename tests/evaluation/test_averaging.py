@@ -173,13 +173,6 @@ def test_too_few_files_are_reported(folder: Path) -> None:
         averaging.last_checkpoints(folder, 4)
     with pytest.raises(ValueError, match="--last 1, but it contains only 0 epoch-numbered checkpoints: none"):
         averaging.last_checkpoints(folder, 1, "epoch")
-    with pytest.raises(ValueError, match="--last 0"):
-        averaging.last_checkpoints(folder, 0)
-
-
-def test_endless_range_of_epochs_stops_at_first_missing(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"checkpoint\d+\.pt: no such checkpoint; --epochs 1-1000000000000 requires"):
-        averaging.epoch_checkpoints(folder, 1, 10**12, "epoch")
 
 
 def test_epochs_select_all_their_update_numbered_checkpoints(tmp_path: Path) -> None:
@@ -227,10 +220,10 @@ def test_structures_that_differ_are_refused(tmp_path: Path) -> None:
     ("name", "value", "message"),
     [
         ("scalar", None, "scalar"),
-        ("scalar", torch.zeros(2), r"in scalar: shape \(\) and \(2,\)"),
-        ("bf16", torch.zeros(5, 3), r"in bf16: torch.bfloat16 and torch.float32"),
+        ("scalar", torch.zeros(2), r"in scalar: .* of shape \(\) .* of shape \(2,\)"),
+        ("bf16", torch.zeros(5, 3), r"in bf16: torch.bfloat16 .* torch.float32"),
         ("extra", torch.zeros(1), "extra"),
-        ("decoder.output_projection.weight", torch.zeros(7, 4), "output_projection.weight: shared with"),
+        ("decoder.output_projection.weight", torch.zeros(7, 4), "in the memory of encoder.* and .* memory of decoder"),
     ],
 )
 def test_files_that_differ_are_refused(
@@ -373,16 +366,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bare")
     venv.create(folder, symlinks=True)
     return folder / "bin" / "python3"
-
-
-def test_weights_that_overlap_are_refused(tmp_path: Path) -> None:
-    """Averaging would write these hundred views of the same 4 KB as a hundred tensors."""
-    data, changed = torch.ones(1000), state(1)
-    changed["model"] = {f"w{number}": data[number : number + 900] for number in range(100)}
-    torch.save(changed, tmp_path / "a.pt")
-    with pytest.raises(ValueError, match=r"a\.pt: overlapping weights: tensors of [\d,]+ bytes share 4,000 bytes"):
-        averaging.average([tmp_path / "a.pt"], tmp_path / "out.pt")
-    assert not (tmp_path / "out.pt").exists()
 
 
 def test_slices_of_one_storage_are_averaged(tmp_path: Path) -> None:

@@ -171,7 +171,6 @@ def test_folder_without_evaluated_run_is_reported(data: Path, capsys: Capture) -
         (empty / "results.json").write_text(content)
         assert compare.main([str(one), str(empty)]) == 2
         assert "empty/results.json: damaged" in capsys.readouterr().err
-    for runs, said in (([one], "must be at least two"), ([one, one], "given twice")):
-        with pytest.raises(SystemExit):
-            compare.main(list(map(str, runs)))
-        assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        compare.main([str(one)])
+    assert "must be at least two" in capsys.readouterr().err

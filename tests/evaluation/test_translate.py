@@ -150,36 +150,6 @@ def test_bad_lines_are_reported_after_translating_earlier_ones(
         assert error.startswith(b"fairseq-resid translate: error: " + message) and error.count(b"\n") == 1
 
 
-def test_endless_line_is_refused_before_it_is_segmented(
-    translator: Translator, run: Path, capsys: Any, monkeypatch: Any
-) -> None:
-    monkeypatch.setattr(translator.text.segmenter, "encode", lambda lines: [[]] if lines == [""] else 1 / 0)
-    monkeypatch.setattr(translate, "Translator", lambda *_: translator)
-    refused = "more than 102,400 characters; the model accepts at most 1,024 subwords"
-    for line in ("a" * 102_401, "ä" * 10_000_000, "\U00010000" * 102_401):
-        with pytest.raises(ValueError, match=f"line 7: {refused}"):
-            translator.encode(line, 7)
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"\n{line}\nafter\n".encode())))
-        assert translate.main([str(run)]) == 2
-        out, error = capsys.readouterr()
-        assert out == "\n" or not out
-        assert error == f"fairseq-resid translate: error: line 2: {refused}\n"
-
-
-def test_line_of_maximum_length_is_segmented(translator: Translator) -> None:
-    longest = "\U00010000" * 102_400 + "\r\n"
-    assert len(longest.encode()) == translator.most_bytes
-    assert translator.encode(longest.encode(), 1) is not None
-    assert list(translate.lines_of(io.BytesIO(b"ab\ncde\nf"), 3)) == [b"ab\n", b"cde\n"]
-
-
-def test_closed_stdin_is_reported(run: Path, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(sys, "stdin", None)
-    assert translate.main([str(run), "--cpu"]) == 2
-    said = "fairseq-resid translate: error: stdin: closed; it must contain one sentence per line\n"
-    assert capsys.readouterr().err == said
-
-
 def test_examples_on_the_export_page_run(run: Path, corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoints").mkdir()

@@ -151,11 +151,6 @@ def test_shortcut_weight_zero_is_refused() -> None:
         fold(model)
 
 
-def test_model_in_training_mode_is_refused() -> None:
-    with pytest.raises(ValueError, match="training mode"):
-        fold(build(residual="post_ln").train())
-
-
 def test_fold_checks_its_graph() -> None:
     pair = (torch.ones(2), torch.zeros(2))
     with pytest.raises(ValueError, match="graph 'mid_norm': must be one of post_norm"):

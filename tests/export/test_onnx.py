@@ -239,14 +239,6 @@ def test_settings_that_cannot_be_exported_are_refused(settings: dict[str, Any], 
     assert not list(tmp_path.iterdir())
 
 
-def test_training_mode_and_unknown_quantization_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="training mode"):
-        onnx.write(build(residual="post_ln").train(), DICT, DICT, tmp_path)
-    with pytest.raises(ValueError, match="--quantization int4: choose one of int8, float32"):
-        onnx.write(build(residual="post_ln"), DICT, DICT, tmp_path, "int4")
-    assert not list(tmp_path.iterdir())
-
-
 RUN = """
 import json, sys
 from pathlib import Path

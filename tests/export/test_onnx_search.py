@@ -89,12 +89,6 @@ def test_hypothesis_has_the_score_of_its_words(engine: Any) -> None:
             assert row[number].score == pytest.approx(sum(log_p) / len(log_p) ** 0.6, abs=1e-5)
 
 
-@pytest.mark.parametrize("word", ["</s>", "<pad>"])
-def test_special_symbols_in_a_prefix_are_refused(word: str, engine: Any) -> None:
-    with pytest.raises(ValueError, match=r"^prefix 2: contains </s> or <pad>$"):
-        engine.translate([["w1"], ["w2"]], Search(), [["w1"], ["w1", word]])
-
-
 def test_largest_values_are_sorted_with_ties_by_position() -> None:
     minus = -np.inf
     values = np.array([[1, 5, 3, 5, 2], [0, 0, 0, 0, 0], [minus, 2, minus, minus, 7]], np.float32)

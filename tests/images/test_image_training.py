@@ -156,7 +156,7 @@ def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp
     ("flags", "message"),
     [
         (["--residual", "hyper"], "its state is wider than C channels"),
-        (["--crop-padding", "40"], "--crop-padding 40: must be an integer from 0 to 32"),
+        (["--crop-padding", "-1"], "--crop-padding: -1: must be an integer of at least 0"),
         (["--max-tokens", "4096"], "--max-tokens"),
     ],
 )

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 from fairseq_resid import records
-from fairseq_resid.analysis import analyze, plots
+from fairseq_resid.analysis import analyze
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.evaluation import compare
 from fairseq_resid.report import differences, findings, glossary, report
@@ -208,12 +208,6 @@ def test_empty_runs_are_reported(tmp_path: Path, capsys: Any) -> None:
     assert "nowhere: no such run folder" in capsys.readouterr().err
 
 
-def test_output_is_checked_before_the_work(tmp_path: Path, capsys: Any) -> None:
-    for out, said in ((tmp_path / "none" / "report.html", "its folder does not exist"), (tmp_path, "is a folder")):
-        assert report.main([str(tmp_path / "nowhere"), "--out", str(out)]) == 2
-        assert f"{out}: cannot be written: {said}" in capsys.readouterr().err
-
-
 def test_scores_are_shown_without_the_data(data: Path, runs: list[Path], tmp_path: Path) -> None:
     elsewhere, out = tmp_path / "elsewhere", tmp_path / "report.html"
     data.rename(elsewhere)
@@ -311,70 +305,30 @@ def test_headings_and_tables_work_with_screen_readers(page: Path) -> None:
     assert all('tabindex="0"' in tag for tag in re.findall(r'<\w+ class="(?:wide|formula)"[^>]*>', text))
 
 
-def altered(path: Path, *keys: str, value: Any) -> None:
+def altered(path: Path, key: str, value: Any) -> None:
     """Change a value in a JSON file."""
-    content = json.loads(path.read_text())
-    place = content
-    for key in keys[:-1]:
-        place = place[key]
-    place[keys[-1]] = value
-    path.write_text(json.dumps(content))
+    path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
 
 
-SITE = "encoder.0.ffn"
 STRANGE = {
-    "unknown structure": (
-        ("structure",),
-        "of_tomorrow",
-        "structure of_tomorrow: left out: name='of_tomorrow'",
-    ),
-    "no sites": (("sites",), {}, "sites: 0: must be 1 to 100000"),
-    "layer of 10**9": (("sites", SITE, "layer"), 10**9, f"sites: {SITE}: layer: 1000000000: must be 0 to 9999"),
-    "gradient of 1e308": (
-        ("sites", SITE, "gradient"),
-        1e308,
-        f"sites: {SITE}: gradient: 1e+308: must be a number from",
-    ),
-    "unknown site": (("learning",), {"nowhere": {"w": [[1, 1.0]]}}, "learning: nowhere: no such site"),
-    "endless updates": (("learning",), {SITE: {"w": [[10**300, 1.0]]}}, "updates: must be 0 to 1000000000000"),
-    "loss of 1e308": (("nll",), 1e308, "nll: 1e+308: must be a number from -1e+38 to 1e+38"),
-    "wrong histogram": (("sites", SITE, "coefficients", "alpha", "histogram"), [1], "histogram: 1 bins: must be 50"),
-    "a later version": (("format",), 2, "format 2: written by a later version of fairseq_resid; this version reads"),
-    "another type": (("sites",), 3, "damaged, or not written by fairseq-resid analyze"),
+    "unknown structure": ("structure", "of_tomorrow", "structure of_tomorrow: left out: name='of_tomorrow'"),
+    "a later version": ("format", 2, "format 2: this version reads format 1"),
+    "another type": ("sites", 3, "damaged, or not written by fairseq-resid analyze"),
 }
 
 
-@pytest.mark.parametrize(("keys", "value", "said"), STRANGE.values(), ids=STRANGE)
-def test_strange_analysis_becomes_a_note(
-    keys: tuple[str, ...], value: Any, said: str, runs: list[Path], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize(("key", "value", "said"), STRANGE.values(), ids=STRANGE)
+def test_strange_analysis_becomes_a_note(key: str, value: Any, said: str, runs: list[Path], tmp_path: Path) -> None:
     analysed(runs[0], sas())
     file = analyze.analysis_file(Run(runs[1]))
-    altered(file, *keys, value=value)
+    altered(file, key, value=value)
     out = tmp_path / "report.html"
     assert report.main([*map(str, runs), "--out", str(out)]) == 0
     found = Page(out.read_text())
     text = " ".join(found.text)
     assert said in text and str(file) in text and runs[1].name in text
     assert "p bootstrap" in text and "run-base" in found.ids and "settings" in found.ids and "curves" in found.ids
-    assert ("run-sas" in found.ids) == (keys == ("structure",))
-
-
-def test_failed_parts_become_notes_with_run_and_file(runs: list[Path], tmp_path: Path, monkeypatch: Any) -> None:
-    def broken(*_: Any) -> None:
-        raise OverflowError("too much")
-
-    for where, name in ((plots, "norms"), (findings, "off"), (report, "draw_curves"), (report, "samples")):
-        monkeypatch.setattr(where, name, broken)
-    out = tmp_path / "report.html"
-    assert report.main([*map(str, runs), "--out", str(out)]) == 0
-    text = " ".join(Page(out.read_text()).text)
-    file = analyze.analysis_file(Run(runs[1]))
-    for part in (
-        f"sas: {file}: plot norms", f"sas: {file}: a finding", "curves", f"translations of {runs[0]}",
-    ):  # fmt: skip
-        assert f"{part}: left out: OverflowError: too much" in text, part
-    assert "β rises with depth" in text and "run-sas" in out.read_text()
+    assert ("run-sas" in found.ids) == (key == "structure")
 
 
 def test_findings_include_single_layers_and_missing_coefficients() -> None:
@@ -385,16 +339,8 @@ def test_findings_include_single_layers_and_missing_coefficients() -> None:
 
 
 @pytest.mark.parametrize("where", ["train.log", "run.json", "results.json"])
-def test_files_with_other_strange_values_become_notes(where: str, runs: list[Path], tmp_path: Path) -> None:
-    file = runs[1] / where
-    if where == "train.log":
-        file.write_text(
-            json.dumps({"num_updates": 1, "loss": 1e308}) + "\n" + json.dumps({"num_updates": 1e300, "loss": 1})
-        )
-    elif where == "run.json":
-        file.write_text("[]")
-    else:
-        altered(file, "training", value={"train_seconds": 1e308})
+def test_damaged_files_become_notes(where: str, runs: list[Path], tmp_path: Path) -> None:
+    (runs[1] / where).write_text("[]")
     out = tmp_path / "report.html"
     assert report.main([*map(str, runs), "--out", str(out)]) == 0
     text = " ".join(Page(out.read_text()).text)

@@ -99,10 +99,7 @@ def test_plan_gives_exact_batch_or_refuses(effective: int, world: int, most: int
     ("extra", "gpus", "said"),
     [
         ("--update-freq 1", 1, "= 4,096 padded positions instead of 32,768 (--max-tokens at most 4,096"),
-        ("--update-freq 1,2", 1, "--update-freq 1,2: must be one whole number, 1 or more"),
-        ("--update-freq 0", 1, "--update-freq 0: must be one whole number, 1 or more"),
-        ("--max-tokens many", 1, "--max-tokens many: must be one whole number, 1 or more"),
-        ("--max-tokens", 1, "--max-tokens : must be one whole number, 1 or more"),
+        ("--update-freq 1,2", 1, "--update-freq 1,2: must be one whole number"),
         ("--distributed-world-size 2", 0, "--distributed-world-size 2: more than the number of visible GPUs (0)"),
         ("--distributed-world-size 4", 2, "--distributed-world-size 4: more than the number of visible GPUs (2)"),
     ],
@@ -119,12 +116,6 @@ def test_changed_effective_batch_must_be_explicit() -> None:
     assert words(meant) == "--distributed-world-size 1 --max-tokens 4096"
     with pytest.raises(ValueError, match="give --max-tokens or --batch-size"):
         plan.plan_training(command("data"), command(""), [], None)
-
-
-def test_huge_effective_batch_is_refused() -> None:
-    said = r"effective batch 1,0.*: requires --update-freq 2\d\d,.*; at most --update-freq 1,000,000 is allowed"
-    with pytest.raises(ValueError, match=said):
-        plan.plan_training(BASE, command(""), [A100], None, effective=10**15)
 
 
 def test_effective_batch_in_pairs_is_kept() -> None:
@@ -169,13 +160,6 @@ def test_image_models_keep_their_weights_in_fp32() -> None:
         == "--distributed-world-size 1 --batch-size 128 --amp"
     )
     assert words(plan.plan_training(images, command(""), [P100], None)) == "--distributed-world-size 1 --batch-size 128"
-
-
-@pytest.mark.parametrize(("flags", "precision"), [("--fp16", "auto"), ("", "fp16")])
-def test_fp16_is_refused_on_a_cpu_where_fairseq_needs_a_gpu(flags: str, precision: str) -> None:
-    with pytest.raises(ValueError, match="fp16: requires a GPU; on the CPU, use bf16 or fp32"):
-        plan.plan_training(BASE, command(flags), [], None, precision=precision)
-    plan.plan_training(BASE, command(f"{flags} --fp16-no-flatten-grads"), [], None, precision=precision)
 
 
 def test_contradictory_precision_flags_are_refused() -> None:
@@ -232,13 +216,6 @@ def test_fairseq_accepts_planned_precision(
     assert made.dataset.max_tokens * number * made.optimization.update_freq[0] == 32_768
 
 
-@pytest.mark.parametrize(("flag", "asked"), [("--bf16", "auto"), ("--memory-efficient-bf16", "auto"), ("", "bf16")])
-def test_sharded_bf16_is_refused(flag: str, asked: str) -> None:
-    said = f"{flag or '--precision bf16'} and --ddp-backend fully_sharded: fairseq does not support both; use fp16"
-    with pytest.raises(ValueError, match=re.escape(said)):
-        plan.plan_training(BASE, command(f"--ddp-backend fully_sharded {flag}"), [A100] * 2, None, precision=asked)
-
-
 TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "here", "MASTER_PORT": "1"}
 
 
@@ -251,15 +228,6 @@ def test_torchrun_processes_are_recognised() -> None:
     seen_alone = devices.rank(TORCHRUN, TrainingCommand(), 1)
     assert seen_alone and seen_alone.flags[-1] == "0"
     assert devices.rank({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, TrainingCommand(), 2) is None
-    for name, value, said in (
-        ("RANK", "x", "RANK=x, WORLD_SIZE=4, .*must be whole numbers"),
-        ("RANK", "4", "RANK=4, WORLD_SIZE=4, .*RANK must be at least 0 and below WORLD_SIZE"),
-        ("WORLD_SIZE", "0", "RANK=3, WORLD_SIZE=0, .*RANK must be at least 0 and below WORLD_SIZE"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            devices.rank({**TORCHRUN, name: value}, TrainingCommand(), 2)
-    with pytest.raises(ValueError, match="WORLD_SIZE=4: MASTER_ADDR, MASTER_PORT must be set too"):
-        devices.rank({"RANK": "3", "WORLD_SIZE": "4"}, TrainingCommand(), 2)
 
 
 def test_launched_processes_share_the_effective_batch() -> None:
@@ -274,9 +242,9 @@ def test_launched_processes_share_the_effective_batch() -> None:
         plan.plan_training(BASE, command("--distributed-world-size 8"), [], rank)
 
 
-def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, says: str = "echo node7; echo node8") -> dict[str, str]:
+def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     program = folder / "scontrol"
-    program.write_text(f"#!/bin/sh\n{says}\n")
+    program.write_text("#!/bin/sh\necho node7; echo node8\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     numbers = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0"}
@@ -293,21 +261,12 @@ def test_slurm_step_processes_are_recognised(tmp_path: Path, monkeypatch: pytest
     assert rank.environment["MASTER_ADDR"] == "node7" and 20_000 <= int(rank.environment["MASTER_PORT"]) < 60_000
     batch_script = {name: value for name, value in environ.items() if "STEP" not in name}
     assert devices.rank(batch_script, TrainingCommand(), 8) is None
-    with pytest.raises(ValueError, match="scontrol cannot expand this list of hosts"):
-        devices.rank(slurm(tmp_path, monkeypatch, "exit 1"), TrainingCommand(), 8)
 
 
 def test_manually_started_processes_are_recognised() -> None:
     words_ = ["--distributed-init-method", "tcp://a:1", "--distributed-rank", "1", "--distributed-world-size", "2"]
-    given_ = TrainingCommand.parse(words_)
-    rank = devices.rank({}, given_, 0)
+    rank = devices.rank({}, TrainingCommand.parse(words_), 0)
     assert rank and (rank.rank, rank.world_size, rank.flags) == (1, 2, ())
-    for number, said in (
-        ("2", "must be below --distributed-world-size 2"),
-        ("x", "must be one whole number, 0 or more"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            devices.rank({}, given_.and_then(command(f"--distributed-rank {number}")), 0)
 
 
 def test_gpus_are_queried_in_a_separate_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,7 @@
-"""The archive of a complete study keeps the content, is unpacked once, and rejects unsafe members."""
+"""The archive of a complete study keeps the content and is unpacked once."""
 
 from __future__ import annotations
 
-import io
 import lzma
 import os
 import shutil
@@ -98,31 +97,6 @@ def test_damaged_archive_is_reported_and_nothing_is_left(kept: Path, cache: Path
     assert list(cache.iterdir()) == []
 
 
-def member(name: str, kind: bytes = tarfile.REGTYPE, size: int = 0) -> tarfile.TarInfo:
-    found = tarfile.TarInfo(name)
-    found.type, found.linkname, found.size = kind, "/etc/passwd", size
-    return found
-
-
-EVIL = {
-    "link": member("x", tarfile.SYMTYPE),
-    "hard link": member("x", tarfile.LNKTYPE),
-    "pipe": member("x", tarfile.FIFOTYPE),
-    "device": member("x", tarfile.CHRTYPE),
-    "outside": member("../outside"),
-}
-
-
-@pytest.mark.parametrize("evil", EVIL.values(), ids=EVIL)
-def test_unsafe_archive_member_is_refused(kept: Path, cache: Path, evil: tarfile.TarInfo) -> None:
-    archive.pack(kept)
-    with tarfile.open(archive.archive_file(kept), "w:xz") as tar:
-        tar.addfile(evil, io.BytesIO())
-    with pytest.raises(ValueError, match=r"trial\.tar\.xz"):
-        archive.runs_folder(kept)
-    assert list(cache.iterdir()) == [] and not (cache.parent / "outside").exists()
-
-
 def test_unreadable_file_keeps_the_run_folders(kept: Path) -> None:
     log = kept / "flat.sas.seed1" / "train.log.gz"
     log.write_bytes(log.read_bytes()[:20])
@@ -131,13 +105,10 @@ def test_unreadable_file_keeps_the_run_folders(kept: Path) -> None:
     assert len(archive.run_folders(kept)) == 2 and not archive.archive_file(kept).exists()
 
 
-@pytest.mark.parametrize("name", ["train.log", "train.log/inner"], ids=["twice", "folder"])
-def test_runs_that_could_not_be_unpacked_are_not_packed(kept: Path, name: str) -> None:
-    file = kept / "flat.sas.seed1" / name
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text("the same name as train.log.gz\n")
+def test_runs_that_could_not_be_unpacked_are_not_packed(kept: Path) -> None:
+    (kept / "flat.sas.seed1" / "train.log").write_text("the same name as train.log.gz\n")
     before = sorted(kept.parent.rglob("*"))
-    with pytest.raises(ValueError, match=r"train\.log\.gz: train\.log also exists"):
+    with pytest.raises(ValueError, match=r"train\.log' appears twice"):
         archive.pack(kept)
     assert sorted(kept.parent.rglob("*")) == before
 

@@ -223,10 +223,7 @@ def test_preempted_run_exits_only_after_slurm_has_requeued_it(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--jobs", "0"], "--jobs: 0: must be an integer from 1 to 10000"),
-        (["--jobs", "1000000000"], "--jobs: 1000000000: must be an integer from 1 to 10000"),
-        (["--hours", "nan"], "--hours: nan: must be a finite number"),
-        (["--hours", "-1"], "--hours -1: must be above 0"),
+        (["--jobs", "0"], "--jobs: 0: must be an integer of at least 1"),
         (["--cluster-option", "a=b"], "--cluster-option: requires --cluster"),
         (["--cluster", "local", "--cluster-option", "nonsense"], "nonsense: must be NAME=VALUE"),
         (["--cluster", "local", "--cluster-option", "slurm_nonsense=1"], "slurm_nonsense"),
@@ -255,8 +252,6 @@ def test_missing_data_is_reported_before_the_first_run(file: Path, tmp_path: Pat
     assert not (tmp_path / "work" / "failed").exists()
 
 
-def test_unknown_run_or_file_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_unknown_file_is_reported(tmp_path: Path, capsys: Capture) -> None:
     assert study.main([str(tmp_path / "nowhere.yaml")]) == 2
     assert "nowhere.yaml: no such file" in capsys.readouterr().err
-    assert study.main([str(file), "--work", str(tmp_path / "work"), "--only", "flat.nobody"]) == 2
-    assert "--only flat.nobody: no such run" in capsys.readouterr().err

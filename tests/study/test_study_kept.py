@@ -50,7 +50,7 @@ def test_plan_refuses_what_the_runs_would_refuse(file: Path, tmp_path: Path, cap
     (tmp_path / "wrong.yaml").write_text(re.sub(r"(?m)^recipe: .*", "recipe: none.txt", text))
     for flags in (["--plan"], []):
         assert study.main([str(tmp_path / "wrong.yaml"), *flags]) == 2
-        assert "none.txt: no such file" in capsys.readouterr().err
+        assert "none.txt: no such recipe or file" in capsys.readouterr().err
 
 
 def test_damaged_kept_file_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -60,21 +60,6 @@ def test_damaged_kept_file_is_reported(file: Path, tmp_path: Path, capsys: Captu
     damaged.write_bytes(damaged.read_bytes()[:-9])
     assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 2
     assert "test.averaged.nll.gz: damaged" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("flags", "said"),
-    [("--lr '", "No closing quotation")],
-)
-def test_kept_flags_that_are_not_a_command_line_are_refused(
-    flags: str, said: str, file: Path, tmp_path: Path, capsys: Capture
-) -> None:
-    trial = plan.read_study(file)
-    run = Planned("flat", "base", 0.001, 100, True)
-    record = replace(keep(tmp_path / "trial", run, 3.0, trial), flags=flags)
-    records.write(kept.note_file(tmp_path / "trial" / run.name), record)
-    assert study.main([str(file), "--plan"]) == 2
-    assert capsys.readouterr().err.endswith(f"flat.base.0.001.tuning/study.json: flags: {said}\n")
 
 
 def test_changed_settings_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -42,45 +42,23 @@ def test_documented_plan_is_valid_and_every_key_is_documented(tmp_path: Path) ->
         ("baseline: base", "baseline: nobody", "baseline: nobody: no such arm; choose from base, sas"),
         ("arms: [sas], seeds", "arms: [sars], seeds", "plan, 3: arm sars: no such arm; choose from base, sas"),
         ("setting: deep", "setting: depp", "plan, 2: setting depp: no such setting; choose from flat, deep"),
-        ("seeds: 1,", "seeds: 0,", "plan, 3: seeds: 0: must be 1 or more"),
         ("seed: 100", "seed: 2", "tuning: seed: 2: plan, 1 uses this seed too"),
-        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3]", "grid: must be two or more increasing"),
-        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [2e-3, 1e-3]", "grid: must be two or more increasing"),
-        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3, .inf]", "grid: must be two or more increasing, positive, finite"),
-        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [low, high]", "Expected `float`, got `str` - at `tuning.grid[0]"),
-        ("length: 0.25", "length: 1.5", "length: 1.5: must be above 0"),
-        ("most: 0.02", "factor: 1", "tuning: factor: 1.0: must be 1.01 or more"),
-        ("most: 0.02", "factor: 1.0000000001", "tuning: factor: 1.0000000001: must be 1.01 or more"),
-        ("most: 0.02", "factor: .nan", "tuning: factor: nan: must be 1.01 or more"),
-        ("seed: 100", "seed: 1000000000000", "tuning: seed: 1000000000000: must be 0 to 4294967295"),
-        ("seed: 100", "seed: -1", "tuning: seed: -1: must be 0 to 4294967295"),
-        ("recipe: quickstart", "analyze: -1\nrecipe: quickstart", "analyze: -1: must be 0 or more"),
-        ("sas 0.002,", "sas nan,", "contrasts, 2: flat sas nan: nan: must be above 0 and finite"),
-        ("most: 0.02", "most: .nan", "tuning: most: nan: must be a number"),
+        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3]", "Expected `array` of length >= 2 - at `tuning.grid`"),
+        ("length: 0.25", "length: 1.5", "Expected `float` <= 1.0 - at `tuning.length`"),
+        ("most: 0.02", "factor: 1", "Expected `float` >= 1.01 - at `tuning.factor`"),
         ("tests: [test, test1]", "tests: []", "tests: no test set"),
         ("tests: [test, test1]", "tests: [test, test]", "tests: test, test: must be one or more different"),
-        ("average: 3", "average: 0", "tuning: average: 0: must be 1 or more"),
-        (
-            "setting: deep, arms: [base, sas]",
-            "setting: deep, arms: [sas]",
-            "plan: deep: no step runs the baseline, base",
-        ),
         ("[deep sas, flat", "[deep sas, flat base, flat", "contrasts, 1: 3 groups: must be 2 or 4"),
         (
             "[deep sas,",
             "[deep sars,",
-            "contrasts, 1: deep sars: must be SETTING ARM or .* has flat base, flat sas, deep",
+            "contrasts, 1: deep sars: must be SETTING ARM [VALUE]; the plan has flat base, flat sas, deep",
         ),
-        ("sas 0.002,", "sas 0.002 1,", "contrasts, 2: flat sas 0.002 1: must be SETTING ARM or"),
         ("sas 0.002,", "sas low,", "contrasts, 2: flat sas low: could not convert string to float"),
-        ("[deep sas,", "[no/deep sas,", r"contrasts: no/deep sas: no: must be another study in \S+: other$"),
-        ("[deep sas,", "[../other/deep sas,", "contrasts: ../other/deep sas: ../other: must be another study in"),
-        ("[deep sas,", "[trial/deep sas,", "contrasts: trial/deep sas: trial: must be another study in"),
-        ("[deep sas,", "[/deep sas,", "contrasts: /deep sas: no name: must be another study in"),
-        ("[deep sas,", "[other/deep sars,", "contrasts, 1: other/deep sars: must be SETTING ARM or"),
+        ("[deep sas,", "[other/deep sars,", "contrasts, 1: other/deep sars: must be SETTING ARM"),
         ("tuning:", "tuning: null\n#", "plan, 3: at: baseline: needs `tuning`"),
         ("title: A trial", "titel: A trial", "titel"),
-        ("  sas: --", "  s/s: --", "arms: 's/s': names may only contain letters"),
+        ("  sas: --", "  s/s: --", "'s/s': names of arms and settings may only contain letters"),
         ("recipe: quickstart", "measure: ROUGE\nrecipe: quickstart", "ROUGE"),
     ],
 )
@@ -124,7 +102,7 @@ def test_contrast_with_a_study_that_is_scored_differently_is_refused(
             "flags: --log-interval 9",
             "base in flat: arm base: no architecture; add --arch",
         ),
-        ("recipe: quickstart", "recipe: quikstart", "base in flat: quikstart: no such recipe; did you mean quickstart"),
+        ("recipe: quickstart", "recipe: quikstart", "base in flat: quikstart: no such recipe or file; did you mean"),
     ],
 )
 def test_unknown_flags_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -275,7 +253,7 @@ def test_study_without_tuning_needs_no_values(tmp_path: Path) -> None:
     trial = plan.read_study(written(tmp_path, "\n".join(lines)))
     assert [run.name for run in plan.runs(trial, {})][:2] == ["flat.base.seed1", "flat.sas.seed1"]
     assert plan.undetermined_runs(trial, {}) == 0
-    with pytest.raises(ValueError, match=r"0\.002: a value needs `tuning`"):
+    with pytest.raises(ValueError, match=r"must be SETTING ARM; the plan has"):
         plan.group(trial, "flat sas 0.002")
 
 

@@ -61,8 +61,7 @@ def generate_command(
     task: Sequence[str] = ("--task", "translation"),
 ) -> list[str]:
     """Return the fairseq-generate command that decodes DATA's `subset` with a checkpoint; task: flags of the task."""
-    folder = f"./{data}" if str(data).startswith("-") else str(data)  # otherwise it would be read as an option
-    argv = [children.program("fairseq-generate"), folder, "--user-dir", children.user_dir()]
+    argv = [children.program("fairseq-generate"), str(data), "--user-dir", children.user_dir()]
     argv += [*task, "--path", str(checkpoint)]
     argv += ["--gen-subset", subset]
     longest = max([int(value) for flag, value in pairwise(task) if flag in POSITIONS], default=0)
@@ -101,15 +100,12 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
 def read_hypotheses(log: Path) -> list[str]:
     """Return the hypotheses (D- lines, subwords joined) of a fairseq-generate log, in the order of the data.
 
-    Raises: DecodingError naming the log if a sentence has no hypothesis or more than one.
+    Raises: DecodingError naming the log if a sentence has no hypothesis.
     """
     hypotheses: dict[int, str] = {}
     for line in read_lines(log):
         if match := re.fullmatch(r"D-(\d+)\t[^\t]*\t(.*)", line, flags=re.DOTALL):
-            number = int(match[1])
-            if number in hypotheses:
-                raise DecodingError(f"{log}: two hypotheses for sentence {number}")
-            hypotheses[number] = match[2]
+            hypotheses[int(match[1])] = match[2]
     missing = sorted(set(range(max(hypotheses, default=-1) + 1)) - hypotheses.keys())
     if missing:
         raise DecodingError(f"{log}: no hypothesis for sentence {missing[0]} ({len(missing)} sentences without one)")

@@ -52,10 +52,7 @@ def read_nll(path: Path) -> list[Sentence]:
 
 
 def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:
-    """Return the NLL of every reference sentence of a subset, in order.
-
-    Raises: ValueError if a sentence is longer than the model accepts.
-    """
+    """Return the NLL of every reference sentence of a subset, in order."""
     from ..loading import load
 
     loaded = load(job.run, checkpoint, job.data.path, job.cpu)
@@ -64,14 +61,7 @@ def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:
     model, task = loaded.model, loaded.task
     job.task.load_examples(loaded, job.subset)
     dataset = task.dataset(job.subset)
-    sides = [max(map(int, side)) for side in zip(*map(dataset.size, range(len(dataset))), strict=True)]
-    longest = max(sides)
-    for length, most in zip(sides, model.max_positions(), strict=True):
-        if length > most:
-            raise ValueError(
-                f"{job.data.path}: {job.subset}: a sentence has {length:,} subwords; {checkpoint} accepts at most "
-                f"{most:,}"
-            )
+    longest = max(max(map(int, dataset.size(index))) for index in range(len(dataset)))
     batches = task.get_batch_iterator(
         dataset, max_tokens=max(MAX_TOKENS, longest), max_positions=model.max_positions()
     ).next_epoch_itr(shuffle=False)

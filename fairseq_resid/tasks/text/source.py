@@ -9,10 +9,6 @@ from ...data.text import folder
 from ...data.text.folder import Corpus
 from ...data.text.forms import TextForm, is_blank, plain_words
 
-# Maximum number of characters in a line, per subword that the model accepts. Segmenting a longer line could take
-# minutes.
-CHARACTERS = 100
-
 
 class TextConverter:
     """Converts raw source text to subwords or token ids, and translations back to raw text.
@@ -48,32 +44,14 @@ class TextConverter:
         return self.target.to_raw(self.segmenter.join(decoded))
 
 
-def most_bytes(longest: int) -> int:
-    """Return the maximum length of a line in bytes, newline included: the longest allowed line at four bytes per
-    character.
-
-    longest: maximum number of subwords that the model accepts
-    """
-    return 4 * CHARACTERS * longest + 2
-
-
-def read_line(line: str | bytes, number: int, longest: int) -> str:
-    """Return a line, decoded and without its newline.
-
-    Raises: ValueError naming the line if it is not UTF-8 or is too long for the model.
-    """
-    most = CHARACTERS * longest
-    too_long = f"line {number}: more than {most:,} characters; the model accepts at most {longest:,} subwords"
-    if isinstance(line, bytes):
-        if len(line) > most_bytes(longest):
-            raise ValueError(too_long)
-        try:
-            line = line.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    if len(line) > most:
-        raise ValueError(too_long)
-    return line
+def read_line(line: str | bytes, number: int) -> str:
+    """Return a line, decoded and without its newline. Raises: ValueError naming the line if it is not UTF-8."""
+    if isinstance(line, str):
+        return line
+    try:
+        return line.decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"line {number}: not UTF-8 ({error.reason} at byte {error.start})") from None
 
 
 def check_length(subwords: int, number: int, longest: int) -> None:
