@@ -10,7 +10,6 @@ from importlib.util import find_spec
 
 from .cli.frame import reader_has_gone
 from .cli.machine import PACKAGE
-from .foreign import printable
 from .version import __version__
 
 # Command name: (module with its main(), description).
@@ -91,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         near = difflib.get_close_matches(name, [*COMMANDS, USER_DIR], n=1)
         meant = f"; did you mean {near[0]}?" if near else ""
-        print(f"fairseq-resid: error: {printable(name)}: no such command{meant}\n\n{usage()}", file=sys.stderr)
+        print(f"fairseq-resid: error: {name}: no such command{meant}\n\n{usage()}", file=sys.stderr)
         return 2
     return 0
 

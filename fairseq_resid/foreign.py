@@ -19,9 +19,6 @@ Error = TypeVar("Error", bound=BaseException)
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Markdown syntax: brackets only where they form a link, underscores only outside words.
 MARKUP = re.compile(r"[\\`*~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)")
-# Matches at the start of a line, before the mark of a heading, list, check box, block quote, rule or table. The match
-# is the number of a numbered list; otherwise it is empty. Code fences and *** match MARKUP.
-BLOCK = re.compile(r"^(?:(?=[#=>|:]|[-+](?!-?[\w.])|\[[ xX]\])|\d{1,9}(?=[.)](?:\s|$)))")
 # Characters that can start a tag or an entity.
 HTML = re.compile(r"<(?=[\w/!?])|&(?=#?\w+;)")
 ENTITIES = {"&": "&amp;", "<": "&lt;"}
@@ -64,13 +61,13 @@ def further_lines(error: BaseException) -> list[str]:
 
 
 def markdown(text: object, in_table: bool = False) -> str:
-    """Escape text for Markdown, on one line; HTML is shown literally.
+    """Escape text for Markdown, on one line and not at the start of it; HTML is shown literally.
 
-    in_table: for a table cell; any other text may be at the start of a line, where leading blanks would make it code.
+    in_table: for a table cell
     """
     shown = MARKUP.sub(lambda match: f"\\{match[0]}", printable(text))
     shown = HTML.sub(lambda match: ENTITIES[match[0]], shown)
-    return shown.replace("|", "\\|") if in_table else BLOCK.sub(r"\g<0>\\", shown.lstrip(" \t"))
+    return shown.replace("|", "\\|") if in_table else shown
 
 
 def code(text: object) -> str:

@@ -15,7 +15,6 @@ import msgspec.inspect
 import yaml
 
 from .files import write_text
-from .foreign import printable
 
 T = TypeVar("T")
 # msgspec's message about an unknown field, and the path of the object that contains it.
@@ -105,15 +104,8 @@ def text(value: Any, indent: int | None = 2) -> str:
 
 
 def write(path: Path, value: Any) -> None:
-    """Write a dataclass or JSON value to a JSON file, atomically.
-
-    Raises: ValueError naming the file, and the text in it that is not UTF-8.
-    """
-    try:
-        write_text(path, text(value))
-    except UnicodeEncodeError as error:
-        before, after = error.object[: error.start].rpartition('"')[2], error.object[error.start :].partition('"')[0]
-        raise ValueError(f"{path}: cannot contain {printable(before + after)}: not UTF-8; rename that file") from None
+    """Write a dataclass or JSON value to a JSON file, atomically."""
+    write_text(path, text(value))
 
 
 def _reason(error: Exception) -> str:

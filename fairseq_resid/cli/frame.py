@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import math
 import os
 import re
 import shutil
@@ -19,13 +18,12 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from ..files import FULL
-from ..foreign import further_lines, printable, say
+from ..foreign import further_lines, say
 from . import quiet
 
-MOST_SHOWN = 20_000  # characters of an error message, which may quote a value of any length
 Work = Callable[[argparse.ArgumentParser, Sequence[str] | None], int | None]
 
 
@@ -46,13 +44,12 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
 
         @functools.wraps(work)
         def main(argv: Sequence[str] | None = None) -> int:
-            parser = _Parser(prog=f"fairseq-resid {name}", description=description, **settings)
+            parser = argparse.ArgumentParser(prog=f"fairseq-resid {name}", description=description, **settings)
             parser.add_argument(
                 "--verbose", action=_Verbose, help="show all output of fairseq and other libraries, and tracebacks"
             )
             try:
                 open_streams()
-                check_names(sys.argv[1:] if argv is None else argv)
                 with quiet.libraries():
                     return work(parser, argv) or 0
             except KeyboardInterrupt:
@@ -84,35 +81,6 @@ def refuse_module(work: Work, name: str) -> None:
         raise SystemExit(2)
 
 
-class _Parser(argparse.ArgumentParser):
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.register("type", int, _integer)
-        self.register("type", float, _number)
-
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
-
-
-def _integer(text: str) -> int:
-    """Parse the value of a flag with type=int."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text[:40]}: must be an integer") from None
-
-
-def _number(text: str) -> float:
-    """Parse the value of a flag with type=float."""
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
-        raise argparse.ArgumentTypeError(f"{text[:40]}: must be a finite number")
-    return found
-
-
 class _Verbose(argparse.Action):
     def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
         super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
@@ -126,7 +94,7 @@ def integer(least: int) -> Callable[[str], int]:
 
     def parse(text: str) -> int:
         if not re.fullmatch(r"-?[0-9]+", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text[:40]}: must be an integer of at least {least}")
+            raise argparse.ArgumentTypeError(f"{text}: must be an integer of at least {least}")
         return int(text)
 
     return parse
@@ -147,15 +115,6 @@ def open_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
-def check_names(argv: Sequence[str]) -> None:
-    """Raise ValueError for an argument that is not UTF-8: neither JSON nor fairseq supports it in file names."""
-    for word in map(str, argv):
-        try:
-            word.encode("utf-8")
-        except UnicodeEncodeError:
-            raise ValueError(f"{word}: not UTF-8; rename it, or create a symbolic link to it") from None
-
-
 def reader_has_gone() -> int:
     """Return the exit code for a closed output pipe, and discard further output, which Python could not flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -168,7 +127,7 @@ def show_error(prog: str, error: Exception, again: str = "") -> None:
     again: as in `command`
     """
     lines = [_with_advice(line, again) for line in (f"{prog}: error: {_reason(error)}", *further_lines(error))]
-    say(*(line if len(line) <= MOST_SHOWN else f"{line[:MOST_SHOWN]}…" for line in lines), file=sys.stderr)
+    say(*lines, file=sys.stderr)
 
 
 def _interrupted(prog: str, again: str, code: int) -> int:

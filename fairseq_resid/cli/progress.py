@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
-from ..foreign import printable, say
+from ..foreign import say
 
 EVERY = 30.0  # seconds between lines in a log
 POLL = 1.0  # seconds between checks on another process
@@ -39,7 +39,7 @@ class Progress:
     """
 
     def __init__(self, what: str, total: int | None = None, unit: str | None = None, done: int = 0) -> None:
-        self.what, self.total, self.unit = printable(what), total, unit
+        self.what, self.total, self.unit = what, total, unit
         self.done = self.start = done
         self.began = self.shown = time.monotonic()
         self.bar: Bar | None = None

@@ -202,8 +202,7 @@ def naming(*files: str) -> Iterator[None]:
         said = " ".join(str(error).split())
         if isinstance(error, UserError) and said.startswith(tuple(f"{file}: " for file in files)):
             raise
-        # The message about a mismatch between model and checkpoint lists every parameter, so it is truncated.
-        said = said[:20_000] if isinstance(error, UserError) else f"{type(error).__name__}: {said[:500]}"
+        said = said if isinstance(error, UserError) else f"{type(error).__name__}: {said[:500]}"
         raise UserError(f"{', '.join(files)}: cannot be loaded: {said}") from error
 
 

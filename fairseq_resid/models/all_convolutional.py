@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from ..fairseq_patches import UserError
 from .classifier import ImageClassifier, he_normal
-from .structures import require_namespace
 from .two_streams import TwoStreamConv2d
 
 # Channels, kernel, stride, padding, and dropout after the layer. Springenberg 2014, table 1 and section 3.1.
@@ -82,5 +81,4 @@ class AllConvolutionalNetwork(ImageClassifier):
 @register_model_architecture("all_convolutional", "all_cnn_c")
 def all_cnn_c(args: argparse.Namespace) -> None:
     """Resolve the options of ALL-CNN-C with BN, as in Targ 2016."""
-    require_namespace(args)
     AllConvolutionalNetwork.settle(args)

@@ -12,7 +12,6 @@ from fairseq.models.transformer.transformer_legacy import base_architecture
 
 from ..fairseq_patches import UserError
 from . import captioning  # noqa: F401  (registers the model)
-from .structures import require_namespace
 from .translation import resolve_residual
 
 # Vaswani 2017, table 3, rows "base" and "big". The SAS paper (section 4.1) and the rSkip paper (section 4.1.2) also use
@@ -48,7 +47,6 @@ def preset(arch: str, model: str, residual: str | None, size: dict[str, Any]) ->
     """Return the function that sets an architecture's values in a namespace, except those set by a flag."""
 
     def fill(args: argparse.Namespace) -> None:
-        require_namespace(args)
         if residual is not None:
             given = getattr(args, "residual", None)
             if given not in (None, residual):

@@ -13,7 +13,7 @@ from .. import connections
 from ..connections import Place
 from ..connections.norms import EPS
 from ..fairseq_patches import UserError
-from .structures import Structured, add_flags, check_norm, options_of, require_namespace, settle
+from .structures import Structured, add_flags, check_norm, options_of, settle
 
 
 class PositionBatchNorm(nn.BatchNorm1d):
@@ -119,7 +119,6 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
 
         Raises: UserError for contradictory options, or a task without classes.
         """
-        require_namespace(args)
         known = getattr(task, "known", None)
         if known is None:
             raise UserError(f"--arch {getattr(args, 'arch', '')}: an image model needs --task image_classification")
@@ -160,7 +159,6 @@ def register_architectures(
 
     def preset(own: Mapping[str, Any]) -> Callable[[argparse.Namespace], None]:
         def architecture(args: argparse.Namespace) -> None:
-            require_namespace(args)
             fill(args, {**defaults, **own})
             network.settle(argparse.Namespace(**vars(args)))  # checks the flags before the data is loaded
 

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from .. import connections
 from ..connections import Place
-from ..fairseq_patches import UserError
 from .classifier import (
     NORMS,
     ImageClassifier,
@@ -26,10 +25,8 @@ from .classifier import (
     refuse_structure_without_sites,
     register_architectures,
 )
-from .structures import check_widths
+from .structures import check_widths, positive
 from .two_streams import TwoStreamLinear
-
-LIMITS = {"hidden_blocks": 1000, "hidden_width": 65_536, "block_layers": 100}
 
 
 class FullyConnectedBlock(nn.Module):
@@ -74,9 +71,9 @@ class FullyConnectedNetwork(ImageClassifier):
         """Add the flags for the network's size and for the structures."""
         cls.add_image_flags(parser)
         add = parser.add_argument
-        add("--hidden-blocks", type=int, metavar="N", help="number of blocks (default: the architecture's)")
-        add("--hidden-width", type=int, metavar="C", help="width of the layers (default: the architecture's)")
-        add("--block-layers", type=int, metavar="N", help="fully connected layers per block (default: 2)")
+        add("--hidden-blocks", type=positive, metavar="N", help="number of blocks (default: the architecture's)")
+        add("--hidden-width", type=positive, metavar="C", help="width of the layers (default: the architecture's)")
+        add("--block-layers", type=positive, metavar="N", help="fully connected layers per block (default: 2)")
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
@@ -84,10 +81,6 @@ class FullyConnectedNetwork(ImageClassifier):
         fill(args, DEFAULTS)
         refuse_structure_without_sites(args)
         super().settle(args)
-        for name, most in LIMITS.items():
-            if not 1 <= getattr(args, name) <= most:
-                flag = "--" + name.replace("_", "-")
-                raise UserError(f"{flag} {getattr(args, name)}: must be an integer from 1 to {most}")
         check_widths(args, [args.hidden_width])
 
     @staticmethod

@@ -31,16 +31,22 @@ from .classifier import (
     refuse_structure_without_sites,
     register_architectures,
 )
-from .structures import check_widths
+from .structures import check_widths, positive
 from .two_streams import TwoStreamConv2d
 
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
-MOST_BLOCKS, MOST_CHANNELS, MOST_LAYERS = 1000, 65_536, 100  # per stage; layers: per block
 EXPANSION = 4  # factor by which a bottleneck's last convolution increases the number of channels
 # In the backward pass of a strided 1x1 convolution with 2 to 6 input channels in channels-last memory, the AVX2 kernels
 # of oneDNN 3.12 (in torch 2.13) write past their buffers. A test in tests/images/test_image_models.py will fail
 # once a newer oneDNN has fixed this.
 SAFE_CHANNELS = 8
+
+
+def integers(text: str) -> str:
+    """Check that a flag's value is a list of positive integers with commas, such as 9,9,9."""
+    for part in text.split(","):
+        positive(part)
+    return text
 
 
 def norm_relu(channels: int) -> list[nn.Module]:
@@ -158,9 +164,19 @@ class ResidualNetwork(ImageClassifier):
         """Add the flags for the network's size and form, and for the structures."""
         cls.add_image_flags(parser)
         add = parser.add_argument
-        add("--stage-blocks", metavar="N,N,...", help="blocks of each stage (default: the architecture's)")
-        add("--stage-channels", metavar="C,C,...", help="channels of each stage (default: the architecture's)")
-        add("--block-layers", type=int, metavar="N", help="3x3 convolutions per block (default: 2)")
+        add(
+            "--stage-blocks",
+            type=integers,
+            metavar="N,N,...",
+            help="blocks of each stage (default: the architecture's)",
+        )
+        add(
+            "--stage-channels",
+            type=integers,
+            metavar="C,C,...",
+            help="channels of each stage (default: the architecture's)",
+        )
+        add("--block-layers", type=positive, metavar="N", help="3x3 convolutions per block (default: 2)")
         add("--block-order", choices=ORDERS, help="order of a block's parts (default: the architecture's)")
 
     @classmethod
@@ -172,28 +188,18 @@ class ResidualNetwork(ImageClassifier):
         if args.bottleneck and layers not in (None, DEFAULTS["block_layers"]):
             raise UserError(f"--block-layers {layers}: a bottleneck always has three convolutions; omit the flag")
         super().settle(args)
-        numbers = {}
-        for name in ("stage_blocks", "stage_channels"):
-            value = getattr(args, name)
-            try:
-                numbers[name] = [int(part) for part in str(value).split(",")]
-            except ValueError:
-                numbers[name] = []
-            most = {"stage_blocks": MOST_BLOCKS, "stage_channels": MOST_CHANNELS}[name]
-            if not numbers[name] or min(numbers[name]) < 1 or max(numbers[name]) > most:
-                raise UserError(f"--{name.replace('_', '-')} {value}: must be integers from 1 to {most}, such as 9,9,9")
-        if len(numbers["stage_blocks"]) != len(numbers["stage_channels"]):
+        blocks, channels = (value.split(",") for value in (args.stage_blocks, args.stage_channels))
+        if len(blocks) != len(channels):
             raise UserError(
                 f"--stage-blocks {args.stage_blocks} and --stage-channels {args.stage_channels}: different numbers of "
                 "stages; must be equal"
             )
-        if args.bottleneck and any(width % EXPANSION for width in numbers["stage_channels"]):
+        widths = list(map(int, channels))
+        if args.bottleneck and any(width % EXPANSION for width in widths):
             raise UserError(
                 f"--stage-channels {args.stage_channels}: must be multiples of {EXPANSION} with bottlenecks"
             )
-        check_widths(args, numbers["stage_channels"])
-        if not 1 <= args.block_layers <= MOST_LAYERS:
-            raise UserError(f"--block-layers {args.block_layers}: must be an integer from 1 to {MOST_LAYERS}")
+        check_widths(args, widths)
 
     def __init__(self, cfg: Any, channels: int, classes: int) -> None:
         super().__init__(cfg, channels, classes)

@@ -25,13 +25,11 @@ MEANINGS = {
 }  # the choices of --norm
 
 
-def require_namespace(args: object) -> None:
-    """Raise UserError unless `args` is an argparse.Namespace, which every model with --arch expects."""
-    if not isinstance(args, argparse.Namespace):
-        raise UserError(
-            f"model config of type {type(args).__name__}: must be an argparse.Namespace; "
-            "use fairseq.options.get_args(DATA, arch=...)"
-        )
+def positive(text: str) -> int:
+    """Parse a flag's value that must be a positive integer."""
+    if (number := int(text)) < 1:
+        raise ValueError
+    return number
 
 
 def residual_name(name: str) -> str:
@@ -103,8 +101,6 @@ def settle(args: argparse.Namespace, default: str, norms: Collection[str]) -> co
     except connections.InvalidOption as error:
         raise UserError(error.flags) from None
     norm = getattr(args, "norm", None) or "layer"
-    if norm not in norms:
-        raise UserError(f"--norm {norm}: choose one of {', '.join(norms)}")
     if backend == "compile" and (missing := missing_compiler()):
         if is_new(args):
             raise UserError(f"--residual-backend compile: {missing}; use eager")

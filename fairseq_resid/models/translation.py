@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ from ..connections import Place
 from ..fairseq_patches import BETTER_TRANSFORMER_COPIES, UserError
 from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer
 from .profiling import LENGTH, profile, sentences
-from .structures import Structured, add_flags, check_norm, check_widths, options_of, require_namespace, settle
+from .structures import Structured, add_flags, check_norm, check_widths, options_of, settle
 
 # Scalings of fairseq's own decoder layer (modules/transformer_layer.py). They belong to another residual structure
 # (NormFormer) and would be silently ignored here.
@@ -64,9 +63,6 @@ def resolve_residual(args: argparse.Namespace) -> None:
     for name in FOREIGN_SCALINGS:
         if getattr(args, name, None):
             raise UserError(f"--{name.replace('_', '-')}: not supported by residual structures; omit the flag")
-    for name in ("dropout", "attention_dropout", "activation_dropout"):
-        if not 0 <= getattr(args, name, 0.0) <= 1:  # also catches NaN, which fairseq accepts until the first update
-            raise UserError(f"--{name.replace('_', '-')} {getattr(args, name)}: must be a number from 0 to 1")
     flags = {
         name: bool(getattr(args, name, False)) for name in ("encoder_normalize_before", "decoder_normalize_before")
     }
@@ -114,8 +110,6 @@ def resolve_residual(args: argparse.Namespace) -> None:
             "use --admin-start closed"
         )
     ffn_init = getattr(args, "ffn_init", None) or "default"
-    if ffn_init not in FFN_INITS:
-        raise UserError(f"--ffn-init {ffn_init}: choose one of {', '.join(FFN_INITS)}")
     if ffn_init != "default" and connections.draws_branches(residual):
         raise UserError(f"--ffn-init {ffn_init}: the residual {residual} has its own initial values; use default")
     args.ffn_init = ffn_init
@@ -261,22 +255,11 @@ class ResidualTransformerModel(Structured, TransformerModel):
 
         Defaults are written to `args`, as in stock fairseq, and so are the results of resolve_residual.
 
-        Raises: UserError for contradictory options, or if `args` is not a Namespace.
+        Raises: UserError for contradictory options.
         """
-        require_namespace(args)
         base_architecture(args)
         resolve_residual(args)
-        for stack in ("encoder", "decoder"):
-            heads, width = getattr(args, f"{stack}_attention_heads"), getattr(args, f"{stack}_embed_dim")
-            if heads < 1 or width % heads:
-                raise UserError(f"--{stack}-attention-heads {heads}: must divide --{stack}-embed-dim {width}")
-        try:
-            model = super().build_model(args, task)
-        except ValueError as error:
-            # fairseq's build_model itself raises for contradictory options; an error from a deeper call is a bug.
-            if traceback.extract_tb(error.__traceback__)[-1].name == "build_model":
-                raise UserError(str(error)) from None
-            raise
+        model = super().build_model(args, task)
         profiler = connections.profiler(args.residual, connections.resolve(args.residual, options_of(args)))
         # The config records this, so that the model of a checkpoint, which has trained values, is not profiled again.
         if profiler is not None and not getattr(args, "residual_profiled", False):

@@ -1,10 +1,9 @@
-"""Untrusted text on terminals and in Markdown: control characters, HTML and markup are escaped."""
+"""Text of files on terminals and in Markdown: control characters, HTML and markup are escaped."""
 
 from __future__ import annotations
 
 import json
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,8 @@ import pytest
 
 from fairseq_resid.cli import frame
 from fairseq_resid.cli.progress import Progress
-from fairseq_resid.evaluation import card, compare, table
+from fairseq_resid.evaluation import card, table
 from fairseq_resid.foreign import code, markdown, printable
-from fairseq_resid.runs.run import Run
 from support.scored_runs import data_folder, evaluated
 
 pytestmark = pytest.mark.once
@@ -51,26 +49,9 @@ def test_markdown_escapes_markup(text: str, shown: str) -> None:
     assert markdown(text) == shown and markdown("a|b") == "a|b" and markdown("a|b", in_table=True) == "a\\|b"
 
 
-BLOCKS = [
-    *("# H", "###### H", "- a", "-", "+ a", "* a", "1. a", "12) a", "===", "---", "***", "___", "- - -", "> a", "```"),
-    *("~~~", "|a|", ":-|-:", "-|-", "<div>", "<!-- a", "    code", "\tcode", " # H", "- [ ] a", "[x] a", "[a]: b"),
-]
-
-
-@pytest.mark.parametrize("text", BLOCKS)
-def test_escaped_text_never_starts_a_markdown_block(text: str) -> None:
-    assert re.match(r"\\|&lt;|\w+\\|code|\[a\\\]", markdown(text))
-
-
 @pytest.mark.parametrize("text", ["3 runs", "-0.5", "--lr 3", "2026-11-25", "1.5", "a - b", "a # b", "[95%]"])
 def test_markdown_leaves_plain_text_unchanged(text: str) -> None:
     assert markdown(text) == markdown(text, in_table=True) == text
-
-
-def test_corpus_name_below_a_table_is_not_a_heading(tmp_path: Path, capsys: Capture) -> None:
-    path = evaluated(data_folder(tmp_path / "data"), "one", 0.7, corpus="# HEADING")
-    assert table.main([str(path), "--markdown"]) == 0
-    assert "\n\n\\# HEADING test" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -80,77 +61,13 @@ def test_code_span_supports_any_text(text: str, shown: str) -> None:
     assert code(text) == shown
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> list[str]:
-    """Return two evaluated runs in which all text is untrusted."""
-    data = data_folder(tmp_path / "data")
-    made = []
-    for name in ("one", "two"):
-        path = evaluated(data, name, 0.7, architecture=f"{RED}{SCRIPT}", corpus=f"{RED}{SCRIPT}")
-        results = json.loads((path / "results.json").read_text())
-        hostile: dict[str, Any] = {
-            "scores": {
-                model: {f"{RED}{SCRIPT}": {"score": 1, "signature": f"{RED}{SCRIPT}"}} for model in results["bleu"]
-            },
-            "preparation": {f"{RED}{SCRIPT}": SCRIPT},
-            "not_as_released": [RED, SCRIPT],
-            "unverified": [RED, SCRIPT],
-            "averaged_checkpoints": [RED, SCRIPT],
-            "decoding": {RED: SCRIPT},
-            "training": {"unit": f"{RED}{SCRIPT}", "train_seconds": 9.0, "tokens_per_second": 9.0},
-        }
-        (path / "results.json").write_text(json.dumps({**results, **hostile}))
-        machine = {"cpu": SCRIPT, "cores": 2, "gpus": [RED]}
-        session = {
-            "started": RED,
-            "commit": SCRIPT,
-            "hardware": machine,
-            "versions": {SCRIPT: RED},
-            "changes": [SCRIPT],
-        }
-        plan = {"effective batch": SCRIPT, "unit": RED, "devices": SCRIPT, "precision": RED}
-        record = {"command": ["fairseq-train", RED, SCRIPT, name], "finished": True, "seed": RED}
-        (path / "run.json").write_text(json.dumps({**record, "plan": plan, "sessions": [session]}))
-        made.append(str(path))
-    return made
-
-
-def is_safe(text: str) -> bool:
-    return printable(text.replace("\n", "")) == text.replace("\n", "")
-
-
-@pytest.mark.parametrize("flags", [[], ["--markdown"]])
-@pytest.mark.parametrize("command", [table.main, compare.main])
-def test_escape_sequences_in_results_never_reach_the_terminal(
-    command: Any, flags: list[str], runs: list[str], capsys: Capture
-) -> None:
-    assert command([*runs, *flags]) == 0
-    out, err = capsys.readouterr()
-    assert is_safe(out + err) and "\\x1b[31mred" in out.replace("\\\\", "\\").replace("\\[", "[")
-    assert ("<script>" in out) == (not flags)
-
-
-def test_card_escapes_untrusted_text(runs: list[str], capsys: Capture) -> None:
-    assert card.main([runs[0]]) == 0
-    text = capsys.readouterr().out
-    assert is_safe(text)
-    outside_code = "".join(part for line in text.splitlines() for part in line.split("``")[::2])
-    assert "<script>" not in outside_code and "&lt;script>" in outside_code
-    assert "[a](" not in outside_code
-    (row,) = [line for line in text.splitlines() if "&lt;script>" in line and line.startswith("| test")]
-    assert row.replace("\\|", "").count("|") == 6
-
-
-def test_error_escapes_quoted_text(capsys: Capture, tmp_path: Path) -> None:
+def test_error_escapes_quoted_text(capsys: Capture) -> None:
     @frame.command("quote", "")
     def main(*_: Any) -> None:
         raise ValueError(f"{RED}: no such thing")
 
     assert main([]) == 2
     assert capsys.readouterr().err == f"fairseq-resid quote: error: {printable(RED)}: no such thing\n"
-    Run(tmp_path).results().write_text(json.dumps({"architecture": RED, RED: 1}))
-    assert table.main([str(tmp_path)]) == 2
-    assert is_safe(capsys.readouterr().err)
 
 
 def test_progress_shows_names_literally(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from fairseq_resid import __main__ as console
-from fairseq_resid import records
 from fairseq_resid.cli import children, frame, quiet
 from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.foreign import further_lines, with_lines
@@ -56,30 +55,6 @@ def test_errors_are_one_line_with_an_exit_code(error: BaseException, code: int, 
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--count", "1.5"], "argument --count: 1.5: must be an integer"),
-        (["--count", "two\x1b[2J"], "argument --count: two\\x1b[2J: must be an integer"),
-        (["--size", "large"], "argument --size: large: must be a finite number"),
-        (["--size", "nan"], "argument --size: nan: must be a finite number"),
-        (["--size", "1e999"], "argument --size: 1e999: must be a finite number"),
-    ],
-)
-def test_numbers_that_are_none_are_refused(words: list[str], message: str, capsys: Capture) -> None:
-    @frame.command("try", "Try it.")
-    def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-        group = parser.add_argument_group("numbers")
-        group.add_argument("--count", type=int)
-        group.add_argument("--size", type=float)
-        parser.parse_args(argv)
-
-    assert main(["--count", "-3", "--size=-2.5e-3"]) == 0
-    with pytest.raises(SystemExit, match="2"):
-        main(words)
-    assert capsys.readouterr().err.endswith(f"fairseq-resid try: error: {message}\n")
-
-
 @pytest.mark.parametrize("separator", ["\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
 def test_foreign_line_break_never_forges_an_error_line(separator: str, capsys: Capture) -> None:
     forged = f"x{separator}fairseq-resid try: error: all of it is well"
@@ -92,14 +67,6 @@ def test_foreign_line_break_never_forges_an_error_line(separator: str, capsys: C
         assert len(others) == count - 1 and first.startswith("fairseq-resid try: error: x\\")
     assert others[-1] == "    end"
     assert len(str(UserError(forged).code).splitlines()) == 1  # as fairseq-train prints it
-    with pytest.raises(SystemExit):
-        command(lambda: 0)([forged])
-    assert capsys.readouterr().err.splitlines()[-1].endswith("all of it is well")
-
-
-def test_error_that_quotes_a_long_value_is_truncated(capsys: Capture) -> None:
-    assert command(raising(ValueError("x" * 8_000_000)))([]) == 2
-    assert len(capsys.readouterr().err) == 20_002
 
 
 def test_exit_code_is_the_return_value() -> None:
@@ -257,24 +224,6 @@ def test_module_run_as_command_names_the_new_command(module: str, name: str) -> 
     done = subprocess.run([sys.executable, "-m", f"fairseq_resid.{module}", "x"], capture_output=True, text=True)
     said = f"python -m fairseq_resid.{module}: removed in version 1.0; use fairseq-resid {name}\n"
     assert done.returncode == 2 and done.stderr == said
-
-
-NOT_UTF8 = os.fsdecode(b"caf\xe9")
-
-
-@pytest.mark.parametrize("name", sorted(console.COMMANDS))
-def test_name_that_is_not_utf8_is_refused_by_every_command(name: str, tmp_path: Path, capsys: Capture) -> None:
-    """JSON and fairseq cannot represent such a name."""
-    assert console.main([name, str(tmp_path / NOT_UTF8)]) == 2
-    said = f"fairseq-resid {name}: error: {tmp_path}/caf\\xe9: not UTF-8; rename it, or create a symbolic link"
-    error = capsys.readouterr().err
-    assert error.startswith(said) and error.count("\n") == 1
-
-
-def test_name_that_json_cannot_represent_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"run.json: cannot contain /data/caf\\xe9/x: not UTF-8"):
-        records.write(tmp_path / "run.json", {"command": ["fairseq-train", f"/data/{NOT_UTF8}/x"]})
-    assert list(tmp_path.iterdir()) == []
 
 
 CLOSED = """

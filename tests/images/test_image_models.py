@@ -294,12 +294,6 @@ def test_weight_decay_pulls_two_streams_to_identity() -> None:
     ("flags", "message"),
     [
         ({"stage_blocks": "3,3"}, "--stage-blocks 3,3 and --stage-channels 16,32,64: different numbers of stages"),
-        ({"stage_blocks": "3,x,3"}, "--stage-blocks 3,x,3: must be integers from 1 to 1000"),
-        ({"stage_blocks": "3,1000000000,3"}, "--stage-blocks 3,1000000000,3: must be integers from 1 to 1000"),
-        ({"stage_channels": "0,1,2"}, "--stage-channels 0,1,2: must be integers from 1 to 65536"),
-        ({"block_layers": 0}, "--block-layers 0: must be an integer from 1 to 100"),
-        ({"block_layers": 10**9}, "--block-layers 1000000000: must be an integer from 1 to 100"),
-        ({"norm": "group"}, "--norm group: choose one of layer, rms, scale, dyt, derf, batch"),
         ({"residual": "frac", "hyper_streams": 5}, "--hyper-streams 5: must divide the 16 channels"),
         ({"residual": "laurel", "laurel_rank": 17}, "--laurel-rank 17: must be <= 16, the number of channels"),
         ({"norm": "batch"}, "--norm batch: --residual xskip has no norm with these options; omit --norm"),
@@ -321,9 +315,7 @@ def test_bad_network_shapes_are_refused(flags: dict[str, Any], message: str) -> 
             {"residual": "sas"},
             "--residual sas: not supported, because the architecture has no shortcuts",
         ),
-        ("rir_fc", {"hidden_width": 0}, "--hidden-width 0: must be an integer from 1 to 65536"),
         ("rir_resnet_fc", {"residual": "frac", "hyper_streams": 3}, "--hyper-streams 3: must divide the 256 channels"),
-        ("rir_fc", {"hidden_blocks": 10**9}, "--hidden-blocks 1000000000: must be an integer from 1 to 1000"),
         ("preact_resnet164", {"block_layers": 5}, "--block-layers 5: a bottleneck always has three convolutions"),
         (
             "preact_resnet164",
