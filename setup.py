@@ -82,7 +82,6 @@ setup(
             "msgspec>=0.19",
             "pyyaml>=5.1",
             "rich>=13",
-            "rapidfuzz>=3",
             "matplotlib>=3.7",
             "pillow>=10",
             "jinja2>=3",

@@ -14,10 +14,9 @@ from .version import __version__
 
 # Command name: (module with its main(), description).
 COMMANDS = {
-    "prepare": ("data.text.prepare", "prepare a data folder from a known corpus, your own text, or the phrasebook"),
+    "prepare": ("data.text.prepare", "prepare a data folder from a known corpus or your own text"),
     "prepare-images": ("data.images.prepare", "prepare image data: CIFAR-10, CIFAR-100, or one folder per class"),
     "prepare-captions": ("data.captions.prepare", "prepare image captions and region features, such as those of COCO"),
-    "prepare-mosaics": ("evaluation.mosaics", "make a caption corpus of mosaics of photographs"),
     "train": ("runs.launch", "train with a recipe, or resume a training run"),
     "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode and score"),
     "average": ("evaluation.averaging", "average checkpoints"),
@@ -31,7 +30,6 @@ COMMANDS = {
     "report": ("report.report", "write an HTML report on several runs"),
     "curves": ("analysis.curves", "plot the training curves of several runs"),
     "attention": ("analysis.attention", "plot the attention of a model while it translates a sentence"),
-    "baselines": ("evaluation.baselines", "score baselines that learn nothing, such as copying the source"),
 }
 USER_DIR = "user-dir"
 # The structures only need torch, so a plain pip install omits the dependencies of the commands.

@@ -54,11 +54,9 @@ run scripts/setup.sh
 export PATH="${FAIRSEQ_RESID_VENV:-$PWD/.venv}/bin:$PATH"
 
 raw=data-bin/phrasebook.raw
-run fairseq-resid prepare phrasebook --out "$raw"
+run python data-prep/phrasebook.py --out "$raw"
 run fairseq-resid prepare custom --name phrasebook-en-vi --source en --target vi --vocab-size 1000 \
     --train "$raw/train" --valid "$raw/valid" --test "$raw/test" --out data-bin/phrasebook
-[[ -f data-bin/phrasebook/baselines.json ]] ||
-    run fairseq-resid baselines --raw "$raw" --source en --target vi --json data-bin/phrasebook/baselines.json
 
 for arch in transformer transformer_sas transformer_rskip_ln; do
     folder=checkpoints/$name-$arch
@@ -67,7 +65,7 @@ for arch in transformer transformer_sas transformer_rskip_ln; do
     runs+=("$folder")
 done
 printf '\n'
-run fairseq-resid table "${runs[@]}" --baselines data-bin/phrasebook/baselines.json ${at_least[@]+"${at_least[@]}"}
+run fairseq-resid table "${runs[@]}" ${at_least[@]+"${at_least[@]}"}
 untested='One seed on a generated phrasebook: differences in this table mean nothing.'
 printf '%s\n\n' "$untested"
 run fairseq-resid analyze "${runs[@]}"

@@ -118,8 +118,8 @@ class CaptionFolderKind(RecordedFolderKind):
     record_type, record = captions.CaptionRecord, captions.RECORD
 
     def maker(self, name: str) -> str | None:
-        commands = {"coco-captions": f"{self.command} {name}", "mosaic-captions": "prepare-mosaics"}
-        return f"fairseq-resid {commands[name]}" if name in commands else None
+        commands = {"coco-captions": f"fairseq-resid {self.command} {name}", "mosaic-captions": f"data-prep/{name}.py"}
+        return commands.get(name)
 
 
 TEXT, IMAGES, CAPTIONS = TextFolderKind(), ImageFolderKind(), CaptionFolderKind()

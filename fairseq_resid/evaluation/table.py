@@ -10,14 +10,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from .. import records
 from ..cli import frame
 from ..data.text.bleu import TOKENIZERS
 from ..foreign import say, with_lines
 from ..runs.run import Results, Run, distinct_names
 from ..tasks import kinds
 from . import compare, layout
-from .baselines import Baselines
 
 LEFT = 2  # columns of text
 
@@ -68,28 +66,24 @@ def names_of_test_sets(runs: Sequence[Results]) -> list[str]:
     ]
 
 
-def notes(runs: dict[Path, Results], baselines: Baselines | None) -> list[str]:
-    """Return the lines below the table: the data and signature (once if all runs share them), and the baselines."""
+def notes(runs: dict[Path, Results]) -> list[str]:
+    """Return the lines below the table: the data and signature (once if all runs share them)."""
     signatures = [kinds.of_results(it).signature(it) for it in runs.values()]
     about = [*zip(names_of_test_sets([*runs.values()]), signatures, strict=True)]
     if len(set(about)) == 1:
-        lines = [*about[0]]
-    else:
-        named = zip(distinct_names([*runs]), about, strict=True)
-        lines = [line for name, (text, score) in named for line in (f"{name}: {text}", score)]
-    if baselines is not None:
-        lines.append(baselines.line())
-    return lines
+        return [*about[0]]
+    named = zip(distinct_names([*runs]), about, strict=True)
+    return [line for name, (text, score) in named for line in (f"{name}: {text}", score)]
 
 
-def markdown(runs: dict[Path, Results], baselines: Baselines | None) -> str:
+def markdown(runs: dict[Path, Results]) -> str:
     """Return the table as Markdown."""
-    return layout.markdown(headings(runs), rows(runs), notes(runs, baselines), LEFT)
+    return layout.markdown(headings(runs), rows(runs), notes(runs), LEFT)
 
 
-def show(runs: dict[Path, Results], baselines: Baselines | None, console: Console) -> None:
+def show(runs: dict[Path, Results], console: Console) -> None:
     """Print the table."""
-    layout.show(headings(runs), rows(runs), notes(runs, baselines), LEFT, console)
+    layout.show(headings(runs), rows(runs), notes(runs), LEFT, console)
 
 
 @frame.command(
@@ -100,7 +94,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     """Print the table; return 1 if --at-least is given and a score is missing or lower."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that fairseq-resid evaluate has scored")
-    add("--baselines", type=Path, metavar="FILE", help="file written by `fairseq-resid baselines --json`")
     add("--at-least", type=float, metavar="BLEU", help="exit with code 1 if a score is missing or lower")
     add("--tokenize", choices=TOKENIZERS, help="score again with this tokeniser of sacrebleu (default: as evaluated)")
     add("--data", type=Path, help="with --tokenize: the data folder (default: the one named in the results)")
@@ -119,16 +112,15 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             missing.append(error)
     if not runs:
         raise with_lines(missing[0], map(str, missing[1:]))
-    known = records.read(options.baselines, Baselines, "fairseq-resid baselines") if options.baselines else None
     bleu = {path: kinds.of_results(results).bleu(results) for path, results in runs.items()}
     if options.at_least is not None:
         for path in (path for path, score in bleu.items() if score is None):
             content = kinds.of_results(runs[path]).folder.content
             raise ValueError(f"--at-least {options.at_least:g}: applies to BLEU, but {path} is a model of {content}")
     if options.markdown:
-        print(markdown(runs, known), end="")
+        print(markdown(runs), end="")
     else:
-        show(runs, known, Console(highlight=False))
+        show(runs, Console(highlight=False))
     for absent in missing:
         say(f"{parser.prog}: warning: {absent}", file=sys.stderr)
     least = options.at_least or 0

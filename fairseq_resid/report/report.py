@@ -198,7 +198,7 @@ def recorded(results: dict[Path, Results], notes: list[str], untested: str) -> d
             return {
                 "headings": score_table.headings(results),
                 "rows": score_table.rows(results),
-                "notes": [*score_table.notes(results, None), *filter(None, [untested])],
+                "notes": [*score_table.notes(results), *filter(None, [untested])],
             }
     return None
 

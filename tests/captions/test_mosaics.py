@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from fairseq_resid.__main__ import main
-from fairseq_resid.data.captions import folder, mosaics
+from fairseq_resid.data.captions import folder
 from fairseq_resid.data.images import folder as image_folder
-from fairseq_resid.evaluation import mosaics as command
-from fairseq_resid.runs.run import Run
 from support.image_models import FLAGS, build, train, weights, write_data
+from support.scripts import imported
 
 pytestmark = pytest.mark.once
 
+mosaics = imported(Path(__file__).resolve().parents[2] / "data-prep" / "mosaic-captions.py")
 Capture = pytest.CaptureFixture[str]
 COUNTS = ("30", "6", "8")
 
@@ -79,7 +76,7 @@ def test_corpus_has_features_of_the_network_and_pictures(
 ) -> None:
     out = tmp_path / "mosaics"
     flags = ["--images", str(images), "--network", str(network), "--out", str(out), "--mosaics", *COUNTS, "--cpu"]
-    assert main(["prepare-mosaics", *flags]) == 0
+    assert mosaics.main(flags) == 0
     record = folder.CaptionRecord.checked(out, verify=True)
     assert record.counts == {"train": 30, "valid": 6, "test": 8} and record.captions["test"] == 40
     assert record.width == 64 and record.has_boxes and record.thumbnail == (64, 96) and not record.unverified
@@ -109,21 +106,8 @@ def test_corpus_has_features_of_the_network_and_pictures(
             )
             if split == "test":
                 assert np.array_equal(pictures[place], one.draw(pixels["test"]))
-    capsys.readouterr()
-    assert main(["prepare-mosaics", *flags]) == 0
-    assert "already contains these captions" in capsys.readouterr().out
-    assert main(["prepare-mosaics", *flags, "--seed", "2"]) == 2
-    assert "was not made from these files" in capsys.readouterr().err
-    other = tmp_path / "other"
-    shutil.copytree(network, other)
-    (other / "checkpoint_last.pt").touch()
-    assert main(["prepare-mosaics", *flags, "--network", str(other)]) == 0  # a copy
-    state = torch.load(other / "checkpoint_last.pt", weights_only=False)
-    state["model"]["classify.bias"] += 1  # as after further training
-    torch.save(state, other / "checkpoint_last.pt")
-    assert main(["prepare-mosaics", *flags, "--network", str(other)]) == 2
-    assert "was not made from these files" in capsys.readouterr().err
-    assert main(["prepare-mosaics", *flags]) == 0  # the refused commands changed nothing
+    assert mosaics.main(flags) == 2
+    assert f"{out}: exists; remove it" in capsys.readouterr().err
 
 
 def test_no_photograph_is_used_in_two_splits(images: Path) -> None:
@@ -144,37 +128,11 @@ def test_networks_that_know_the_photographs_are_refused(
     run = tmp_path / "run"
     flags = ["--train-subset", "train+valid", "--valid-subset", "test", "--max-update", "1"]
     assert train(tmp_path / "farm.txt", run, *flags) == 0
-    given = ["prepare-mosaics", "--images", str(images), "--out", str(tmp_path / "out"), "--cpu", "--network"]
-    assert main([*given, str(run)]) == 2
+    given = ["--images", str(images), "--out", str(tmp_path / "out"), "--cpu", "--network"]
+    assert mosaics.main([*given, str(run)]) == 2
     assert "was trained on the split valid; mosaics need photographs that it has not seen" in capsys.readouterr().err
-    given[2] = str(write_data(tmp_path / "other", train=50))
-    assert main([*given, str(network)]) == 2
+    given[1] = str(write_data(tmp_path / "other", train=50))
+    assert mosaics.main([*given, str(network)]) == 2
     assert "which differs from --images" in capsys.readouterr().err
-    assert main([*given, str(tmp_path / "none")]) == 2
+    assert mosaics.main([*given, str(tmp_path / "none")]) == 2
     assert "no such run folder" in capsys.readouterr().err
-    (tmp_path / "out.raw").mkdir()
-    assert main([*given[:2], str(images), *given[3:], str(network)]) == 2
-    assert "out.raw: was not created by this command" in capsys.readouterr().err
-
-
-def test_interrupted_command_keeps_finished_features(
-    images: Path, network: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "mosaics"
-    given = (images, Run(network), out, [12, 2, 3], 1, True)
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(command.prepare, "prepare", killed)
-        command.make(*given)
-    before = (out.with_name("mosaics.raw") / "features.tsv").stat().st_mtime_ns
-    command.make(*given)
-    assert (out.with_name("mosaics.raw") / "features.tsv").stat().st_mtime_ns == before and out.is_dir()
-    words = {word for image in json.loads((tmp_path / "mosaics.raw" / "dataset.json").read_text())["images"]
-             for one in image["sentences"] for word in one["tokens"]}  # fmt: skip
-    grammar = (
-        "a an and two three four five six there is are picture photo of this shows above below between to the left"
-    )
-    assert words <= set(f"{grammar} left right ant ants bee bees cow cows dog dogs".split())

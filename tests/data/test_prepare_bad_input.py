@@ -165,15 +165,13 @@ def test_another_corpus_in_the_folder_is_refused(
     assert content(data).keys() == before.keys()
 
 
-@pytest.mark.parametrize("name", ["wmt14-en-de", "phrasebook"])
 def test_output_that_is_not_a_folder_is_refused(
-    name: str, hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, flags = tmp_path / "data", ("--raw", hosts["de"])
-    command = [name, "--out", str(out)] if name == "phrasebook" else None
     for make, kind in ((out.touch, "file"), (lambda: out.symlink_to("elsewhere/data"), "link to a missing folder")):
         make()
-        assert (prepare.main(command) if command else main(name, out, *flags)) == 2
+        assert main("wmt14-en-de", out, *flags) == 2
         error = capsys.readouterr().err
         assert error.endswith(
             f": error: --out {out}: already exists and is a {kind}; remove it or choose another name\n"
@@ -224,7 +222,7 @@ def test_missing_text_error_lists_expected_files(tmp_path: Path, capsys: pytest.
         (["nonesuch"], "invalid choice: 'nonesuch'"),
         (["wmt14-en-de", "--workers", "0"], "--workers 0: must be 1 or more"),
         (["wmt14-en-de", "--limit", "-3"], "--limit -3: must be 1 or more"),
-        (["wmt14-en-de", "--vocab-size", "x"], "argument --vocab-size: x: must be an integer"),
+        (["wmt14-en-de", "--vocab-size", "x"], "argument --vocab-size: invalid int value"),
         (["wmt14-en-de", "--out", "."], "--out .: must be a new folder"),
         (["wmt14-en-de", "--raw", "/nowhere"], "--raw /nowhere: no such folder"),
         (["wmt14-en-de", "--raw", ".", "--mirror", "file:///x"], "--raw and --mirror: give only one of them"),
@@ -236,23 +234,14 @@ def test_wrong_flags_are_refused(flags: list[str], said: str, capsys: pytest.Cap
     assert error.value.code == 2 and said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "argv, error",
-    [
-        (
-            ["custom", "--name", "x"],
-            "fairseq-resid prepare custom: error: the following arguments are required: --train",
-        ),
-        (["phrasebook"], "fairseq-resid prepare phrasebook: error: the following arguments are required: --out"),
-    ],
-)
-def test_first_argument_selects_the_subcommand(argv: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_argument_selects_the_subcommand(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        prepare.main(argv)
-    assert error in capsys.readouterr().err
+        prepare.main(["custom", "--name", "x"])
+    said = "fairseq-resid prepare custom: error: the following arguments are required: --train"
+    assert said in capsys.readouterr().err
     with pytest.raises(SystemExit):
         prepare.main(["--help"])
-    assert f"fairseq-resid prepare {argv[0]} ..." in capsys.readouterr().out
+    assert "fairseq-resid prepare custom ..." in capsys.readouterr().out
 
 
 def test_normalising_untokenised_text_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

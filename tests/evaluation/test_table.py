@@ -41,15 +41,12 @@ def test_table_is_never_truncated(tmp_path: Path, capsys: Capture, monkeypatch: 
     monkeypatch.setenv("COLUMNS", "80")
     long = "transformer_resid_iwslt_en_vi_big --residual linear_shortcut"
     runs = [results(tmp_path, "one[bold]", "transformer_sas"), results(tmp_path, "a-run-of-some-length", long)]
-    baselines = tmp_path / "baselines.json"
-    baselines.write_text(json.dumps({"copy": 1.25, "nearest_neighbour": 3.5, "signature": "nrefs:1|baselines"}))
-    assert table.main([*map(str, runs), "--baselines", str(baselines)]) == 0
+    assert table.main([*map(str, runs)]) == 0
     out = capsys.readouterr().out
     lines = out.splitlines()
     for text in ("one[bold]", long, "125,952,060", "28.46", "27.90", "12,346", "1:06:40", "BLEU avg"):
         assert any(text in line for line in lines), out
     assert out.count(SIGNATURE) == 1 and f"BLEU {SIGNATURE}2.6.0" in lines
-    assert lines[-1] == "baselines: source copied 1.25, nearest neighbour 3.50  BLEU nrefs:1|baselines"
     assert "…" not in out and out.isascii()
 
     assert table.main([str(runs[0])]) == 0
@@ -60,9 +57,8 @@ def test_table_in_terminal_shows_every_character(tmp_path: Path) -> None:
     long = "transformer_resid_iwslt_en_vi_big"
     path = results(tmp_path, "one", long)
     screen = io.StringIO()
-    table.show(
-        {path: Run(path).read_results()}, None, Console(file=screen, force_terminal=True, width=80, color_system=None)
-    )
+    terminal = Console(file=screen, force_terminal=True, width=80, color_system=None)
+    table.show({path: Run(path).read_results()}, terminal)
     lines = screen.getvalue().splitlines()
     assert "…" not in screen.getvalue() and max(map(len, lines)) <= 80
     assert "125,952,060" in screen.getvalue() and "1:06:40" in screen.getvalue()
@@ -144,17 +140,9 @@ def test_runs_with_the_same_folder_name_are_named_by_path(tmp_path: Path, capsys
 
 
 def test_table_refuses_unreadable_results(tmp_path: Path, capsys: Capture) -> None:
-    good = results(tmp_path, "one", "a")
     (tmp_path / "two").mkdir()
     for content in ("{", "[]", '{"architecture": "a"}'):
         (tmp_path / "two" / "results.json").write_text(content)
         assert table.main([str(tmp_path / "two")]) == 2
         error = capsys.readouterr().err
         assert "two/results.json: damaged" in error and error.count("\n") == 1
-    baselines = tmp_path / "baselines.json"
-    baselines.write_text('{"copy": 1}')
-    assert table.main([str(good), "--baselines", str(baselines)]) == 2
-    assert (
-        "baselines.json: damaged, or not written by fairseq-resid baselines: Object missing required"
-        in capsys.readouterr().err
-    )

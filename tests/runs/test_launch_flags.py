@@ -91,17 +91,17 @@ def test_invalid_fairseq_flags_are_refused_before_training(
 @pytest.mark.parametrize(
     ("recipe", "architecture", "maker"),
     [
-        ("wmt14-en-de", "transformer", "prepare wmt14-en-de"),
-        ("cifar100", "preact_resnet20", "prepare-images cifar100"),
-        ("coco-captions", "captioning_resid", "prepare-captions coco-captions"),
-        ("mosaic-captions", "captioning_resid", "prepare-mosaics"),
+        ("wmt14-en-de", "transformer", "fairseq-resid prepare wmt14-en-de"),
+        ("cifar100", "preact_resnet20", "fairseq-resid prepare-images cifar100"),
+        ("coco-captions", "captioning_resid", "fairseq-resid prepare-captions coco-captions"),
+        ("mosaic-captions", "captioning_resid", "data-prep/mosaic-captions.py"),
     ],
 )
 def test_missing_data_error_names_the_prepare_command(
     recipe: str, architecture: str, maker: str, fake_train: Path, capsys: Capture
 ) -> None:
     assert launch.main([recipe, "--arch", architecture]) == 2
-    error = f"data-bin/{recipe}: no such data folder; to make it, run fairseq-resid {maker}"
+    error = f"data-bin/{recipe}: no such data folder; to make it, run {maker}"
     assert error in capsys.readouterr().err
 
 

@@ -30,7 +30,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "bin").mkdir()
     shutil.copy2(ROOT / "scripts" / "quickstart.sh", tmp_path / "scripts")
-    for name, text in (("scripts/setup.sh", "#!/bin/bash\n"), ("bin/fairseq-resid", FAKE_COMMAND)):
+    setup, resid, python = "scripts/setup.sh", "bin/fairseq-resid", "bin/python"
+    for name, text in ((setup, "#!/bin/bash\n"), (resid, FAKE_COMMAND), (python, FAKE_COMMAND)):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("FAIRSEQ_RESID_VENV", str(tmp_path))

@@ -18,7 +18,6 @@ import torch
 
 from fairseq_resid import connections
 from fairseq_resid.data.text import custom
-from fairseq_resid.data.text.phrasebook import grammar as phrasebook
 from fairseq_resid.study import archive
 from support import captions, mirror
 
@@ -65,7 +64,7 @@ SHORTENED = {
     "data-prep/multi30k-en-de.sh": "--raw multi30k --allow-other-data",
     "scripts/train.sh multi30k-en-de-published": PUBLISHED,
     # The next two commands would otherwise create a folder that already exists.
-    "fairseq-resid prepare phrasebook": "--train 400 --valid 20 --test 20",
+    "data-prep/phrasebook.py": "--train 400 --valid 20 --test 20",
     "fairseq-resid prepare custom": "--vocab-size 300 --out data-bin/second",
     "data-prep/cifar": "--mirror file://$PWD/mirrors/cifar --downloads downloads --allow-other-data --valid 10",
     "scripts/train.sh multi30k-en-de": SMALL,
@@ -73,7 +72,7 @@ SHORTENED = {
     f"{OWN_RECIPE} --max-update 1000": f"{SMALL} --max-update 12",
     OWN_RECIPE: SMALL,
     "data-prep/coco-captions.sh": "--allow-other-data",
-    "data-prep/mosaic-captions.sh": "--mosaics 60 6 8",
+    "data-prep/mosaic-captions.py": "--mosaics 60 6 8",
     "scripts/train.sh coco-captions-self-critical": f"{SMALL} --effective-batch 4",
     "scripts/train.sh coco-captions": f"{SMALL} --effective-batch 8",
     "scripts/train.sh mosaic-captions-self-critical": f"{SMALL} --effective-batch 4",
@@ -92,7 +91,7 @@ GROUPS = {
     "language model": r"examples/gpt\.py",
     "documentation": r"scripts/docs\.sh|docs/tools",
     "quickstart": r"checkpoints/quickstart",
-    "phrasebook": r"scaled_branch|import connections|fairseq_resid\.connections|(data-bin/|prepare )phrasebook|my-rec",
+    "phrasebook": r"scaled_branch|import connections|fairseq_resid\.connections|data-(bin|prep)/phrasebook|my-rec",
     "published": r"profile published|multi30k-en-de-published",
     "studies": r"multi30k-en-de-4k|studies/",
     "multi30k": r"multi30k-en-de",
@@ -161,7 +160,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (copy / "bottom-up").mkdir()
     captions.write_tsv(copy / "bottom-up" / "features.tsv", [image["cocoid"] for image in described])
     # The raw text and the data folder that scripts/quickstart.sh creates.
-    phrasebook.write(copy / "raw", phrasebook.files(phrasebook.generate(1, 400, 20, 20)))
+    shell("data-prep/phrasebook.py --out raw --train 400 --valid 20 --test 20", copy)
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
     custom.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
     (structure,) = [block for kind, block in BLOCKS if kind == "python" and "from .registry import" in block]
@@ -237,20 +236,13 @@ def test_model_is_built_with_fairseq_as_the_page_shows(tree: Path) -> None:
 
 def test_pages_contain_commands_and_use_every_script() -> None:
     shown = " ".join(COMMANDS)
-    scripts = [*ROOT.glob("scripts/*.sh"), *ROOT.glob("scripts/*.py"), *ROOT.glob("data-prep/*.sh")]
-    scripts = [path for path in scripts if not path.is_symlink()]
+    scripts = [
+        *ROOT.glob("scripts/*.sh"),
+        *ROOT.glob("scripts/*.py"),
+        *ROOT.glob("data-prep/*.sh"),
+        *ROOT.glob("data-prep/*.py"),
+    ]
     # These scripts are sourced or run by other scripts, or are kept for users whose own scripts predate
     # `fairseq-resid average`.
-    parts = {"environment.sh", "removed.sh", "average_checkpoints.py"}
+    parts = {"environment.sh", "average_checkpoints.py"}
     assert {path.name for path in scripts if path.name not in shown} == parts
-
-
-REMOVED = [path for path in sorted(ROOT.glob("scripts/*.sh")) if path.is_symlink()]
-
-
-@pytest.mark.parametrize("script", REMOVED, ids=lambda path: path.stem)
-def test_removed_script_names_its_replacement(script: Path) -> None:
-    done = subprocess.run([str(script), "RUN"], capture_output=True, text=True)
-    command = "data-prep/multi30k-en-de.sh" if script.stem == "multi30k" else f"fairseq-resid {script.stem}"
-    said = f"scripts/{script.name}: removed in version 1.0; use {command}"
-    assert done.returncode == 2 and done.stderr.startswith(said)

@@ -1,1 +1,1 @@
-"""Captions: prepare a data folder from captions and region features, read it, and make mosaics with captions."""
+"""Captions: prepare a data folder from captions and region features, and read it."""

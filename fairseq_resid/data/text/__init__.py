@@ -1,1 +1,1 @@
-"""Text corpora: from raw text, or the built-in phrasebook grammar, to a binarised data folder."""
+"""Text corpora: from raw text to a binarised data folder."""

@@ -2,7 +2,6 @@
 
 fairseq-resid prepare NAME [--raw DIR] [--mirror URL] [--limit N] [--workers N] [--out DATA] ...
 fairseq-resid prepare custom ...
-fairseq-resid prepare phrasebook ...
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from . import custom, flags, sources
 from . import manifest as manifests
 from .fingerprints import Fingerprints
 from .forms import NORMALIZE
-from .phrasebook import command as phrasebook
 from .preparation import prepare_data
 from .text_steps import TextOptions
 
@@ -59,19 +57,13 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         },
     },
 }
-COMMANDS = {"custom": custom.main, "phrasebook": phrasebook.main}
-MORE = """\
-fairseq-resid prepare custom ...      makes a data folder from your own raw parallel text
-fairseq-resid prepare phrasebook ...  writes the built-in English to Vietnamese phrasebook as raw text
-"""
+MORE = "fairseq-resid prepare custom ... makes a data folder from your own raw parallel text"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `fairseq-resid prepare`."""
     argv = sys.argv[1:] if argv is None else argv
-    if argv and argv[0] in COMMANDS:
-        return COMMANDS[argv[0]](argv[1:])
-    return prepare(argv)
+    return custom.main(argv[1:]) if argv[:1] == ["custom"] else prepare(argv)
 
 
 @command(
@@ -79,7 +71,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     "Download, clean, tokenise and binarise a corpus.",
     again="resumes",
     epilog=MORE,
-    formatter_class=argparse.RawDescriptionHelpFormatter,
 )
 def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add = parser.add_argument

@@ -1,13 +1,24 @@
-"""Mosaics of photographs, and captions from a small grammar, which are true of their mosaics by construction.
+#!/usr/bin/env python3
+"""Make a caption corpus of mosaics of photographs, with features of an image model.
+
+    data-prep/mosaic-captions.py --images DATA --network RUN [--out DATA] [--mosaics TRAIN VALID TEST] [--seed 1]
 
 A mosaic has 1 to 6 photographs of at most 3 classes on a grid of 2 x 3 cells. Each of its five captions combines one of
 five beginnings with a statement about number, class and position, such as "two cats above a truck" or "a ship between
-a frog and a dog".
+a frog and a dog"; so captions are true by construction. The features of a photograph are the input to the model's
+classifier. OUT.raw receives both in the formats of COCO's captions and bottom-up features, from which the data folder
+OUT is prepared as by `fairseq-resid prepare-captions`.
+
+Training mosaics use photographs from the split `valid`, on which the model was not trained. Validation mosaics use a
+tenth of the split `test`, and test mosaics use the rest of it.
 """
 
 from __future__ import annotations
 
+import argparse
 import base64
+import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +26,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
-from ..images import folder as images
+from fairseq_resid.cli import frame
+from fairseq_resid.cli.progress import Progress
+from fairseq_resid.data import folders
+from fairseq_resid.data.captions import prepare
+from fairseq_resid.data.images import folder as images
+from fairseq_resid.fairseq_patches import load_checkpoint
+from fairseq_resid.runs.run import Run
+from fairseq_resid.runs.trained_on import find_data, is_trained_on
+from fairseq_resid.tasks.loading import load
 
 ROWS, COLUMNS, MOST_CLASSES = 2, 3, 3
 NUMBERS = ("no", "a", "two", "three", "four", "five", "six")
@@ -24,6 +44,8 @@ PLURALS = {"deer": "deer"}
 BEGINNINGS = ("", "there {be} ", "a picture of ", "a photo of ", "this picture shows ")
 FIRST_ID = 1
 HELD_OUT = 10  # every tenth test photograph is used for validation
+SIZES = (10_000, 500, 1_000)
+TOGETHER = 500  # photographs per batch
 
 
 @dataclass(frozen=True)
@@ -151,3 +173,78 @@ def as_line(mosaic: Mosaic, features: Mapping[int, np.ndarray], size: tuple[int,
     vectors = np.stack([features[index] for index in mosaic.cells.values()]).astype("<f4")
     code = (base64.b64encode(part.tobytes()).decode() for part in (boxes, vectors))
     return "\t".join(map(str, (mosaic.number, COLUMNS * size[1], ROWS * size[0], len(boxes), *code)))
+
+
+def features_of(run: Run, data: Path, split: str, chosen: Sequence[int], cpu: bool) -> dict[int, np.ndarray]:
+    """Return the input to a model's classifier for the chosen photographs from a split, by their index."""
+    loaded = load(run, run.last, data, cpu)
+    seen: list[torch.Tensor] = []
+    loaded.model.classify.register_forward_pre_hook(lambda _, given: seen.append(given[0].float().cpu()))
+    dataset, found = loaded.task.open(split), dict[int, np.ndarray]()
+    with torch.no_grad(), Progress(f"features of {split}", len(chosen), "photographs") as progress:
+        for start in range(0, len(chosen), TOGETHER):
+            now = list(chosen[start : start + TOGETHER])
+            loaded.model(**loaded.moved(dataset.collater(now))["net_input"])
+            pooled = seen.pop()
+            found |= zip(now, (pooled.flatten(2).mean(dim=2) if pooled.dim() > 2 else pooled).numpy(), strict=True)
+            progress.advance(len(now))
+    return found
+
+
+def check_network(run: Run, data: Path) -> None:
+    """Raise ValueError unless a model was trained on a data folder, but neither on its split `valid` nor on `test`."""
+    state = load_checkpoint(run.checkpoint(run.last.name))
+    trained = find_data(run, state)
+    if folders.IMAGES.fingerprint(trained) != folders.IMAGES.fingerprint(data):
+        raise ValueError(f"{run.path}: was trained on {trained}, which differs from --images {data}")
+    for split in ("valid", "test"):
+        if is_trained_on(state.get("cfg"), split):
+            raise ValueError(
+                f"{run.path}: was trained on the split {split}; mosaics need photographs that it has not seen"
+            )
+
+
+def make(data: Path, run: Run, out: Path, counts: Sequence[int], seed: int, cpu: bool) -> None:
+    """Write the captions and features of all mosaics to OUT.raw, and prepare the data folder OUT from them."""
+    if out.exists():
+        raise ValueError(f"{out}: exists; remove it or choose another --out")
+    check_network(run, data)
+    raw, record = out.with_name(f"{out.name}.raw"), images.ImageRecord.of(data)
+    made = planned(data, counts, seed)
+    size = (record.shape[1], record.shape[2])
+    lines, described = [], []
+    for split, parts in made.items():
+        used = sorted({index for mosaic, _ in parts for index in mosaic.cells.values()})
+        features = features_of(run, data, split, used, cpu)
+        lines += [as_line(mosaic, features, size) for mosaic, _ in parts]
+        described += [as_json(mosaic, texts) for mosaic, texts in parts]
+    raw.mkdir(parents=True, exist_ok=True)
+    (raw / "features.tsv").write_text("".join(f"{line}\n" for line in lines))
+    (raw / "dataset.json").write_text(json.dumps({"dataset": "mosaics", "images": described}))
+    photographs = images.open_split(data, "test", record)["pixels"]
+    drawn = {str(mosaic.number): mosaic for mosaic, _ in made["test"]}
+    options = prepare.CaptionOptions(
+        raw / "dataset.json", raw / "features.tsv", out, thumbnail=lambda image: drawn[image].draw(photographs)
+    )
+    prepare.prepare(prepare.CUSTOM, options)
+
+
+@frame.command("mosaic-captions", "Make a caption corpus of mosaics of photographs.")
+def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
+    """Run the script."""
+    parser.prog = Path(__file__).name
+    add, count = parser.add_argument, frame.integer(1)
+    add("--images", type=Path, required=True, metavar="DATA", help="data folder of images, made by prepare-images")
+    add("--network", type=Path, required=True, metavar="RUN", help="image run trained on the split train alone")
+    add("--out", type=Path, default=Path("data-bin/mosaic-captions"), metavar="DATA", help="default: %(default)s")
+    add(
+        "--mosaics", type=count, nargs=3, default=SIZES, metavar=("TRAIN", "VALID", "TEST"), help="default: %(default)s"
+    )
+    add("--seed", type=frame.integer(0), default=1, metavar="N", help="seed of the mosaics (default: %(default)s)")
+    add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
+    args = parser.parse_args(argv)
+    make(args.images, Run(args.network), args.out, args.mosaics, args.seed, args.cpu)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

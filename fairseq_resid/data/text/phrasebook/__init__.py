@@ -1,1 +1,0 @@
-"""The built-in corpus: an English to Vietnamese phrasebook generated from its own grammar and lexicon."""
