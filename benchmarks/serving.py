@@ -63,7 +63,7 @@ def trained(args: argparse.Namespace) -> tuple[Any, Any, list[list[str]], Search
     from fairseq_resid.fairseq_patches import load_checkpoint
     from fairseq_resid.runs.run import Run
     from fairseq_resid.runs.trained_on import find_data
-    from fairseq_resid.tasks.loading import load
+    from fairseq_resid.scoring.loading import load
 
     run = Run(args.run)
     checkpoint = run.checkpoint(None)

@@ -36,7 +36,7 @@ from fairseq_resid.data.images import folder as images
 from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.trained_on import find_data, is_trained_on
-from fairseq_resid.tasks.loading import load
+from fairseq_resid.scoring.loading import load
 
 ROWS, COLUMNS, MOST_CLASSES = 2, 3, 3
 NUMBERS = ("no", "a", "two", "three", "four", "five", "six")

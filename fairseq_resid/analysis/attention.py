@@ -16,15 +16,15 @@ from ..cli import frame
 from ..fairseq_patches.dictionaries import add_flag
 from ..foreign import say
 from ..runs import settings
-from ..tasks import kinds
-from ..tasks.text.decoding import search_settings
-from ..tasks.text.source import TextConverter
+from ..scoring import kinds
+from ..scoring.decoding import search_settings
+from ..scoring.source import TextConverter
 from .style import figure, plain
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ..tasks.loading import Loaded
+    from ..scoring.loading import Loaded
 
 
 @dataclass(frozen=True)

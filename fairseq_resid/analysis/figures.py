@@ -14,8 +14,8 @@ from ..connections import ResidualConnection, sites
 from ..fairseq_patches import check_finite, load_checkpoint
 from ..runs.run import NUMBERED, FileState
 from ..runs.trained_on import num_updates
-from ..tasks import kinds
-from ..tasks.loading import Loaded
+from ..scoring import kinds
+from ..scoring.loading import Loaded
 from .model import choose_examples
 from .observe import Moments, gradient_norms, nll_without, observe, settle_statistics
 from .results import Analysis, Coefficient, Site

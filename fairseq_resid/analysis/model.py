@@ -15,8 +15,8 @@ from ..fairseq_patches.errors import UserError
 from ..models import OWN_MODELS
 from ..runs.run import Run
 from ..runs.trained_on import find_data, setting
-from ..tasks import kinds, loading
-from ..tasks.loading import Loaded
+from ..scoring import kinds, loading
+from ..scoring.loading import Loaded
 
 OWN_MODEL = "transformer_resid"
 

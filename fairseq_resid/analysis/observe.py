@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ..connections import ResidualConnection, components, is_positional, sites
-from ..tasks.protocol import Batch
+from ..scoring.task import Batch
 from .results import BINS, Coefficient
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..tasks import kinds
-from ..tasks.protocol import article
+from ..scoring import kinds
+from ..scoring.task import article
 from .results import BINS, OFF, Analysis, Site
 from .style import COLOURS, KINDS, MARKS, figure, letter, plain
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import records
 from ..runs.run import FileState
-from ..tasks import kinds
+from ..scoring import kinds
 
 FORMAT = 1  # format version of analysis.json; incremented when older versions of this package would misread the file
 BINS = 50  # bins of a histogram over [0, 1]

@@ -16,7 +16,7 @@ from typing import Any
 from ..cli import frame
 from ..foreign import code, markdown
 from ..runs.run import EVALUATE, Hardware, Results, Run, RunRecord, TrainingSummary
-from ..tasks.protocol import NLL
+from ..scoring.task import NLL
 
 
 def card_of(run: Run) -> str:

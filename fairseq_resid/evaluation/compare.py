@@ -25,8 +25,8 @@ from ..cli import frame
 from ..data.text.bleu import TOKENIZERS
 from ..runs.run import EVALUATE, Results, Run, RunRecord, distinct_names
 from ..runs.training_command import TrainingCommand
-from ..tasks import kinds
-from ..tasks.protocol import LAST, Candidate, TableRows, Task
+from ..scoring import kinds
+from ..scoring.task import LAST, Candidate, TableRows, Task
 from . import layout
 
 LEFT = 2  # columns of text

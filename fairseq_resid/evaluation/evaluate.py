@@ -23,7 +23,7 @@ from ..files import write_text
 from ..foreign import say
 from ..runs import settings
 from ..runs.run import AverageNote, FileState, Results, Run, RunRecord
-from ..tasks.protocol import LAST, ScoringJob
+from ..scoring.task import LAST, ScoringJob
 from . import averaging, card, compare, exported
 from .job import find_job
 

@@ -16,7 +16,7 @@ from ..export import translator
 from ..export.engine import WRITER, Record, Search, check_lengths, load, read
 from ..files import sha256
 from ..runs.run import EVALUATE, AverageNote, Run
-from ..tasks.text import scoring
+from ..scoring import translation_scores
 
 TOGETHER = 512  # sentences between progress reports
 
@@ -51,7 +51,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
             for number, best in zip(numbers, found, strict=True):
                 hypotheses[number] = corpus.form.restore(text.segmenter.join(" ".join(best[0].tokens)))
             progress.advance(len(found))
-    bleu = scoring.bleu(hypotheses, corpus.references(subset), corpus.tokenize)
+    bleu = translation_scores.bleu(hypotheses, corpus.references(subset), corpus.tokenize)
     beside = of_run(record, subset, bleu.signature, path, search)
     return f"{folder} {subset}: BLEU {bleu.value:.2f}  {bleu.signature}  {beside}"
 

@@ -15,8 +15,8 @@ from ..runs import recovery
 from ..runs.run import TRAIN, Run
 from ..runs.settings import Settings
 from ..runs.trained_on import find_data, is_trained_on, num_updates, setting
-from ..tasks import kinds
-from ..tasks.protocol import ScoringJob
+from ..scoring import kinds
+from ..scoring.task import ScoringJob
 from . import averaging
 
 # Buffers that fairseq and torch store in the state dict; they are not parameters.

@@ -14,7 +14,7 @@ from ..cli import frame
 from ..data.text.bleu import TOKENIZERS
 from ..foreign import say, with_lines
 from ..runs.run import Results, Run, distinct_names
-from ..tasks import kinds
+from ..scoring import kinds
 from . import compare, layout
 
 LEFT = 2  # columns of text

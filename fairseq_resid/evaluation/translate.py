@@ -27,8 +27,8 @@ from ..fairseq_patches.dictionaries import add_flag, allowing
 from ..runs import settings
 from ..runs.run import Run
 from ..runs.trained_on import direction_of, find_data
-from ..tasks.text.decoding import search_settings
-from ..tasks.text.source import TextConverter, check_length, read_line
+from ..scoring.decoding import search_settings
+from ..scoring.source import TextConverter, check_length, read_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -55,7 +55,7 @@ class Translator:
     ) -> None:
         from fairseq.hub_utils import GeneratorHubInterface
 
-        from ..tasks.loading import load
+        from ..scoring.loading import load
 
         folder = Run(Path(run))
         file = folder.checkpoint(checkpoint)

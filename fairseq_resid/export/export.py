@@ -32,7 +32,7 @@ from ..foreign import code, say
 from ..runs import settings
 from ..runs.run import Run
 from ..runs.trained_on import find_data
-from ..tasks import kinds
+from ..scoring import kinds
 from .engine import ENGINES, FORMAT, RECORD, Record, Search, Text, check_installed, load
 from .proof import NotEqual, Proof, prove
 
@@ -117,7 +117,7 @@ def export(
     if not kinds.of_checkpoint(state.get("cfg")).can_decode:
         raise ValueError(f"{file}: not a translation model; only translation models can be exported")
     path = (data or find_data(run, state)).resolve()
-    from ..tasks.loading import load as load_model
+    from ..scoring.loading import load as load_model
 
     loaded = load_model(run, file, path, cpu=True)
     direction = loaded.task.cfg.source_lang, loaded.task.cfg.target_lang

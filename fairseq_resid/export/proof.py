@@ -218,7 +218,7 @@ def words(dictionary: Any, ids: Any) -> list[str]:
 def prove(loaded: Any, engine: Engine, record: Record, corpus: Corpus | None = None) -> Proof:
     """Compare the engine of an export with fairseq; print the translations that differ.
 
-    loaded: the exported model, loaded by tasks.loading; corpus: its data folder, for the BLEU of a quantised export
+    loaded: the exported model, loaded by scoring.loading; corpus: its data folder, for the BLEU of a quantised export
     Raises: NotEqual if an export in full precision gives different results, or if any log p is NaN; FileNotFoundError
     if there is no validation set.
     """
@@ -304,7 +304,7 @@ def bleu_of(
     corpus: Corpus, lines: Sequence[int], theirs: Sequence[Sequence[str]], mine: Sequence[Sequence[str]]
 ) -> Bleu:
     """Return BLEU of both translations of these lines of the validation set, against the raw references."""
-    from ..tasks.text.scoring import bleu
+    from ..scoring.translation_scores import bleu
 
     everything = corpus.references(SUBSET)
     references = [everything[line - 1] for line in lines]

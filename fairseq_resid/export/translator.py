@@ -12,7 +12,7 @@ from typing import Any, overload
 
 from ..data.text.forms import TextForm
 from ..data.text.segmentation import Segmenter
-from ..tasks.text.source import TextConverter, check_length, read_line
+from ..scoring.source import TextConverter, check_length, read_line
 from .engine import Record, load, read
 
 

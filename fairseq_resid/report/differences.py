@@ -10,7 +10,7 @@ from difflib import SequenceMatcher
 
 import numpy as np
 
-from ..tasks.protocol import Texts
+from ..scoring.task import Texts
 
 MOST = 12  # examples
 

@@ -27,7 +27,7 @@ from ..files import pack, replacing
 from ..runs import launch, recipe
 from ..runs.run import SESSION, Run, RunRecord, Scored, log_record
 from ..runs.training_command import TrainingCommand
-from ..tasks import kinds
+from ..scoring import kinds
 from .plan import FORMER_GATE_STARTS, Planned, Study, flags_of, with_gate_starts
 
 Outcome = Literal["finished", "diverged"]

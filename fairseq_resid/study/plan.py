@@ -26,8 +26,8 @@ from ..runs import launch, recipe, settings
 from ..runs.run import Numbering
 from ..runs.trained_on import share_splits
 from ..runs.training_command import BACKEND, TrainingCommand
-from ..tasks import kinds
-from ..tasks.protocol import Task
+from ..scoring import kinds
+from ..scoring.task import Task
 
 LENGTHS = ("--max-epoch", "--max-update")
 LOWER = 3  # number of values to try below the grid if all its values diverge

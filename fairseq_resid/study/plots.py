@@ -10,7 +10,7 @@ import numpy as np
 from ..analysis import curves
 from ..analysis.style import COLOURS, MARKS, figure, plain
 from ..runs.run import Run
-from ..tasks import kinds
+from ..scoring import kinds
 from .plan import Planned, Study
 from .results import Row, StudyResults, across, values_chosen
 from .statistics import Effect

@@ -15,7 +15,7 @@ import numpy as np
 from .. import records
 from ..analysis import curves
 from ..runs.run import Explosion, Run, RunRecord, Scored
-from ..tasks.protocol import NLL
+from ..scoring.task import NLL
 from . import archive, plan
 from .kept import Note, load_notes
 from .plan import Choice, Group, Study

@@ -12,7 +12,7 @@ from ..evaluation import layout
 from ..files import sha256, write_text
 from ..foreign import markdown as escaped
 from ..runs.run import EXPLODED
-from ..tasks import kinds
+from ..scoring import kinds
 from . import archive, plots
 from .kept import Note
 from .plan import Study

@@ -19,7 +19,7 @@ from ..files import last_lines, locked
 from ..runs import launch
 from ..runs import settings as evaluation_settings
 from ..runs.run import Run, saved_at
-from ..tasks.protocol import ScoringJob
+from ..scoring.task import ScoringJob
 from . import kept
 from .plan import Planned, Study, arguments, flags_of
 

@@ -16,10 +16,10 @@ from fairseq_resid.cli.frame import MissingPackage
 from fairseq_resid.data.captions import folder
 from fairseq_resid.files import sha256
 from fairseq_resid.runs.run import Run
-from fairseq_resid.tasks import captioning, kinds
-from fairseq_resid.tasks.text import caption_scores, likelihood
-from fairseq_resid.tasks.text.caption_scores import CaptionScore
-from fairseq_resid.tasks.text.cider import Cider
+from fairseq_resid.scoring import caption_scores, kinds, likelihood
+from fairseq_resid.scoring import captions as captioning
+from fairseq_resid.scoring.caption_scores import CaptionScore
+from fairseq_resid.tasks.cider import Cider
 
 pytestmark = pytest.mark.once
 

@@ -18,8 +18,8 @@ from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.models.likelihood import token_nll
 from fairseq_resid.runs.run import Run
 from fairseq_resid.tasks.captions import SELF_CRITICAL, ImageCaptioningTask
-from fairseq_resid.tasks.self_critical import SelfCriticalCriterion, write_captions
-from fairseq_resid.tasks.text.cider import Cider
+from fairseq_resid.tasks.cider import Cider
+from fairseq_resid.tasks.self_critical_criterion import SelfCriticalCriterion, write_captions
 from support import models
 from support.captions import FLAGS, train, weights
 from support.ports import free_port

@@ -23,7 +23,7 @@ from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.evaluation import translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.files import read_lines, read_pairs
-from fairseq_resid.tasks.text import decoding, scoring
+from fairseq_resid.scoring import decoding, translation_scores
 from support import hostile_lines
 
 
@@ -225,10 +225,10 @@ def test_any_text_survives_log_and_scoring(count: int, tmp_path: Path) -> None:
     for form in (TextForm("en"), TextForm("de", "moses"), TextForm("vi", "escaped")):
         for start in blocks if form.form == "plain" else blocks[:: max(1, len(blocks) // 10)]:
             some = found[start : start + 40]
-            scores = scoring.side_by_side(some, some[::-1], form)
+            scores = translation_scores.side_by_side(some, some[::-1], form)
             assert all(0 <= score.value <= 100 for score in scores.values())
-            assert scoring.bleu(some, some).value == pytest.approx(100)
-            assert len(scoring.statistics(some, some[::-1])) == len(some)
+            assert translation_scores.bleu(some, some).value == pytest.approx(100)
+            assert len(translation_scores.statistics(some, some[::-1])) == len(some)
 
 
 # ------------------------------------------------------------------------------------------------ translation

@@ -12,7 +12,7 @@ import pytest
 
 from fairseq_resid.cli import children
 from fairseq_resid.runs.run import Run
-from fairseq_resid.tasks.text import decoding
+from fairseq_resid.scoring import decoding
 from support.evaluation import BIN, SENTENCES, Decoder, shell
 
 ROOT = Path(__file__).resolve().parents[2]

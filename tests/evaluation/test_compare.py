@@ -14,8 +14,8 @@ import pytest
 
 from fairseq_resid import fairseq_patches
 from fairseq_resid.evaluation import compare
-from fairseq_resid.tasks import translating
-from fairseq_resid.tasks.text import scoring
+from fairseq_resid.scoring import translation as translating
+from fairseq_resid.scoring import translation_scores
 from support.scored_runs import REFERENCES, data_folder, evaluated, sentences, translate, write
 
 pytestmark = pytest.mark.once
@@ -135,7 +135,7 @@ def test_scores_with_different_references_or_bleu_are_refused(data: Path, tmp_pa
     ):
         write(other / "ref" / "test.xx", references)
         (other / "corpus.json").write_text(json.dumps({**told, "bleu_tokenize": tokenize}))
-        score = scoring.bleu(lines, references, tokenize)
+        score = translation_scores.bleu(lines, references, tokenize)
         changed = {"data": str(other), "bleu": {"averaged": score.value, "last": 0}, "signature": score.signature}
         (two / "results.json").write_text(json.dumps({**results, **changed}))
         assert compare.main([str(one), str(two)]) == 2

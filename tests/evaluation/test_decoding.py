@@ -12,9 +12,9 @@ from fairseq_resid.cli import children
 from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.settings import Settings
-from fairseq_resid.tasks.protocol import ScoredModel, ScoringJob
-from fairseq_resid.tasks.text import decoding
-from fairseq_resid.tasks.translating import TRANSLATION, translate
+from fairseq_resid.scoring import decoding
+from fairseq_resid.scoring.task import ScoredModel, ScoringJob
+from fairseq_resid.scoring.translation import TRANSLATION, translate
 from support.evaluation import BIN
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.settings import Settings
-from fairseq_resid.tasks.text import decoding, likelihood, scoring
+from fairseq_resid.scoring import decoding, likelihood, translation_scores
 from support.evaluation import BIN, SENTENCES, SIGNATURE, Decoder, arguments, refuse, shell
 
 Capture = pytest.CaptureFixture[str]
@@ -34,7 +34,7 @@ def test_evaluation_runs_end_to_end(evaluated: str, here: Run) -> None:
     for name, checkpoint in (("averaged", here.averaged), ("last", here.last)):
         hypotheses = read_lines(here.decode / f"test.{name}.hyp")
         assert len(hypotheses) == SENTENCES and not any("@@" in line for line in hypotheses)
-        score = scoring.bleu(hypotheses, references)
+        score = translation_scores.bleu(hypotheses, references)
         assert results["bleu"][name] == pytest.approx(score.value, abs=1e-3)
         beside = results["scores"][name]
         assert beside["detokenised"] == {"score": round(score.value, 4), "signature": score.signature}

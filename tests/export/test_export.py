@@ -31,7 +31,7 @@ from fairseq_resid.export.proof import bleu_of
 from fairseq_resid.export.translator import Translator
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import AverageNote, ByModel, FileState, Results, Run, TrainingSummary
-from fairseq_resid.tasks.text import scoring
+from fairseq_resid.scoring import translation_scores
 from support.engines import need
 
 needs_engine = need("ctranslate2")
@@ -148,7 +148,7 @@ def test_evaluate_shows_bleu_of_export_and_of_its_run(
     (tmp_path / "out" / "export.json").write_text(json.dumps({**known, "run": str(tmp_path / "run")}))
     assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
     assert f"(fairseq-resid evaluate {tmp_path / 'run'} scores the run)" in capsys.readouterr().out
-    bleu = scoring.bleu(expected, read_lines(corpus / "ref" / "test.xx"))
+    bleu = translation_scores.bleu(expected, read_lines(corpus / "ref" / "test.xx"))
     (tmp_path / "run").mkdir()
     scores = ByModel(averaged=1.0, last=bleu.value)
     decoding = {"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50"}

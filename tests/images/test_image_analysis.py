@@ -12,7 +12,7 @@ from torch import nn
 from fairseq_resid.__main__ import main
 from fairseq_resid.analysis.observe import gradient_norms, settle_statistics
 from fairseq_resid.connections import sites
-from fairseq_resid.tasks.classifying import ImageBatch
+from fairseq_resid.scoring.images import ImageBatch
 from support.image_models import build
 
 pytestmark = pytest.mark.once

@@ -15,7 +15,7 @@ from torch import nn
 from fairseq_resid.__main__ import main
 from fairseq_resid.data.images import folder as images
 from fairseq_resid.runs.run import Run
-from fairseq_resid.tasks import answers as scoring
+from fairseq_resid.scoring import answers
 from fairseq_resid.tasks.images import ImageDataset
 from support.image_models import build, count, weights
 
@@ -68,13 +68,13 @@ def test_image_runs_appear_in_compare_and_table(runs: list[Path], tmp_path: Path
 
 
 def test_mcnemar_and_intervals_match_known_values() -> None:
-    baseline = [scoring.Answer(0, int(number < 30), 0.0) for number in range(100)]
-    mine = [scoring.Answer(0, int(10 <= number < 32), 0.0) for number in range(100)]
-    found = scoring.paired(mine, baseline)
+    baseline = [answers.Answer(0, int(number < 30), 0.0) for number in range(100)]
+    mine = [answers.Answer(0, int(10 <= number < 32), 0.0) for number in range(100)]
+    found = answers.paired(mine, baseline)
     assert found.difference == pytest.approx(-8)
     # On 2 images only the first model is wrong, and on 10 only the second, so p is two-sided for 12 fair coin flips.
     assert found.p == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)
     assert found.low < -8 < found.high < 0
-    low, high = scoring.interval(baseline)
+    low, high = answers.interval(baseline)
     assert low == pytest.approx(21.895, abs=1e-2) and high == pytest.approx(39.583, abs=1e-2)  # Wilson, by hand
-    assert scoring.over_runs([1.0, 2.0, 3.0]) == "mean 2.00 ± 1.00%, 95% interval -0.48 to 4.48, median 2.00%"
+    assert answers.over_runs([1.0, 2.0, 3.0]) == "mean 2.00 ± 1.00%, 95% interval -0.48 to 4.48, median 2.00%"

@@ -23,9 +23,9 @@ from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.evaluation import compare
 from fairseq_resid.report import differences, findings, glossary, report
 from fairseq_resid.runs.run import FileState, Run
+from fairseq_resid.scoring.task import Texts
 from fairseq_resid.study import plan
 from fairseq_resid.study import plots as study_plots
-from fairseq_resid.tasks.protocol import Texts
 from support import browser, structures, studies
 from support.scored_runs import data_folder, evaluated
 

@@ -9,9 +9,9 @@ import pytest
 
 from fairseq_resid import records
 from fairseq_resid.runs.run import Run
+from fairseq_resid.scoring import likelihood
 from fairseq_resid.study import kept, results, study, work
 from fairseq_resid.study.kept import Note
-from fairseq_resid.tasks.text import likelihood
 from support.studies import FLAGS, REAL, written
 
 pytestmark = pytest.mark.once

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from fairseq_resid.scoring import translation_scores
 from fairseq_resid.study import statistics
-from fairseq_resid.tasks.text import scoring
 
 pytestmark = pytest.mark.once
 
@@ -155,9 +155,9 @@ def test_pseudo_values_have_bootstrap_spread_of_bleu() -> None:
     rates = generator.beta(4, 4, 300)
     matched = [generator.binomial(total, rates ** (order + 1)) for order, total in enumerate(totals)]
     parts = np.stack([length, length + generator.integers(-1, 3, 300), *matched, *totals], axis=1).astype(float)
-    values = statistics.pseudo_values(parts, scoring.bleu_of)
-    assert values.mean() == pytest.approx(scoring.bleu_of(parts.sum(axis=0)))
-    drawn = [scoring.bleu_of(parts[generator.integers(300, size=300)].sum(axis=0)) for _ in range(500)]
+    values = statistics.pseudo_values(parts, translation_scores.bleu_of)
+    assert values.mean() == pytest.approx(translation_scores.bleu_of(parts.sum(axis=0)))
+    drawn = [translation_scores.bleu_of(parts[generator.integers(300, size=300)].sum(axis=0)) for _ in range(500)]
     assert values.std(ddof=1) / math.sqrt(300) == pytest.approx(np.std(drawn), rel=0.1)
 
 
@@ -169,5 +169,5 @@ def test_holm_correction_matches_known_values() -> None:
 def test_bleu_from_summed_statistics_equals_bleu() -> None:
     hypotheses = ["the cat sat on the mat .", "a dog runs fast today", "hello there my friend"]
     references = ["the cat sat on a mat .", "a dog runs very fast today", "hello there , my friend"]
-    summed = np.array(scoring.statistics(hypotheses, references)).sum(axis=0)
-    assert scoring.bleu_of(summed) == pytest.approx(scoring.bleu(hypotheses, references).value)
+    summed = np.array(translation_scores.statistics(hypotheses, references)).sum(axis=0)
+    assert translation_scores.bleu_of(summed) == pytest.approx(translation_scores.bleu(hypotheses, references).value)

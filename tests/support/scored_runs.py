@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_resid.runs import settings
-from fairseq_resid.tasks.text import scoring
+from fairseq_resid.scoring import translation_scores
 
 TEXT = "the a house ship river king sees follows finds old small red very and with of on to in day"
 WORDS = TEXT.split()
@@ -52,7 +52,7 @@ def evaluated(data: Path, name: str, quality: float, seed: int = 1, flags: str =
     for model in ("averaged", "last"):
         hypotheses = translate(quality, seed + (model == "last"))
         write(run / "decode" / f"test.{model}.hyp", hypotheses)
-        scores[model] = scoring.bleu(hypotheses, REFERENCES)
+        scores[model] = translation_scores.bleu(hypotheses, REFERENCES)
     results = {
         "architecture": f"arch_{name}",
         "parameters": 1,

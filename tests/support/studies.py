@@ -15,11 +15,11 @@ from typing import Any
 from fairseq_resid import records
 from fairseq_resid.files import pack
 from fairseq_resid.runs.run import Run, Scored
+from fairseq_resid.scoring import likelihood
 from fairseq_resid.study import kept, plan
 from fairseq_resid.study.kept import Note
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import StudyFolders
-from fairseq_resid.tasks.text import likelihood
 
 TEXT = """
 title: A trial

@@ -1,1 +1,1 @@
-"""Tests of the kinds of tasks."""
+"""Tests of the criterion for translation and captioning; those of images and captions have folders of their own."""

@@ -19,7 +19,9 @@ from ..data.text.folder import Corpus
 from ..files import read_lines, read_rows, write_text
 from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored, renewed_states
 from ..runs.trained_on import check_same_dictionaries, direction_of, find_data, setting
-from .protocol import (
+from . import decoding, likelihood, published, translation_scores
+from .significance import Translations, check_comparable, digest, significance
+from .task import (
     LAST,
     NLL,
     Batch,
@@ -33,8 +35,6 @@ from .protocol import (
     is_kept,
     mean_of_sums,
 )
-from .text import decoding, likelihood, published, scoring
-from .text.significance import Translations, check_comparable, digest, significance
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,7 +210,7 @@ class Translation(Task[Corpus]):
     headings = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
     measures = {  # noqa: RUF012
         NLL: Measure(_nll_parts, mean_of_sums, 4, True),
-        "BLEU": Measure(_bleu_parts, scoring.bleu_of, 2, False),
+        "BLEU": Measure(_bleu_parts, translation_scores.bleu_of, 2, False),
     }
     shown = ("chrF",)
     floor = ("BLEU", 10.0)
@@ -259,11 +259,11 @@ class Translation(Task[Corpus]):
         scores, beside = {}, {}
         for model in job.models():
             hypotheses = translate(job, model, lock, blank)
-            score = scores[model.name] = scoring.bleu(hypotheses, references, corpus.tokenize)
+            score = scores[model.name] = translation_scores.bleu(hypotheses, references, corpus.tokenize)
             beside[model.name] = {
                 **({published.LABEL: score} if is_published else {}),
-                **scoring.side_by_side(hypotheses, references, corpus.form, corpus.tokenize),
-                NLL: scoring.Score(self.nll(job, model), likelihood.UNIT),
+                **translation_scores.side_by_side(hypotheses, references, corpus.form, corpus.tokenize),
+                NLL: translation_scores.Score(self.nll(job, model), likelihood.UNIT),
             }
         texts = [str(job.decoded(name, "hyp")) for name in scores]
         reference = corpus.reference(job.subset)
@@ -320,7 +320,7 @@ class Translation(Task[Corpus]):
         text = run.file(f"decode/{subset}.{model}.hyp")
         hypotheses = read_lines(text)
         references = corpus.references(subset)
-        score = scoring.bleu(hypotheses, references, corpus.tokenize)
+        score = translation_scores.bleu(hypotheses, references, corpus.tokenize)
         if abs(score.value - expected) > TOLERANCE or score.signature != results.signature:
             raise ValueError(
                 f"{run.results(subset)}: contains BLEU {expected:.2f} {results.signature}, but {text} has "
@@ -339,7 +339,7 @@ class Translation(Task[Corpus]):
         references, found = corpus.references(results.subset), dict[str, float]()
         for model in ("averaged", LAST):
             hypotheses = read_lines(run.file(f"decode/{results.subset}.{model}.hyp"))
-            score = scoring.bleu(hypotheses, references, tokenize)
+            score = translation_scores.bleu(hypotheses, references, tokenize)
             found[model], signature = round(score.value, 4), score.signature
         return replace(results, bleu=ByModel(**found), signature=signature, tokenize=tokenize)
 
@@ -373,7 +373,7 @@ class Translation(Task[Corpus]):
         sentences: list[likelihood.Sentence] = []
         for job in jobs:
             translated, expected = read_lines(job.decoded(model, "hyp")), job.data.references(job.subset)
-            rows = scoring.statistics(translated, expected, job.data.tokenize)
+            rows = translation_scores.statistics(translated, expected, job.data.tokenize)
             write_text(job.decoded(model, "bleu"), "".join("\t".join(map(str, row)) + "\n" for row in rows))
             if job.subset in tests["BLEU"]:
                 hypotheses += translated
@@ -382,9 +382,9 @@ class Translation(Task[Corpus]):
                 sentences += likelihood.read_nll(job.decoded(model, "nll"))
         corpus = jobs[0].data
         scores = {
-            NLL: scoring.Score(likelihood.mean(sentences), likelihood.UNIT),
-            "BLEU": scoring.bleu(hypotheses, references, corpus.tokenize),
-            "chrF": scoring.side_by_side(hypotheses, references, corpus.form, corpus.tokenize)["chrF"],
+            NLL: translation_scores.Score(likelihood.mean(sentences), likelihood.UNIT),
+            "BLEU": translation_scores.bleu(hypotheses, references, corpus.tokenize),
+            "chrF": translation_scores.side_by_side(hypotheses, references, corpus.form, corpus.tokenize)["chrF"],
         }
         return {name: Scored(round(score.value, 5), score.signature) for name, score in scores.items()}
 
@@ -397,7 +397,7 @@ class Translation(Task[Corpus]):
         return fitting(loaded, subset)
 
     def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
-        from .text.batches import batches
+        from .batches import batches
 
         return batches(loaded, subset, chosen, max_tokens)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...cli.frame import MissingPackage
-from ...files import read_rows, write_text
+from ..cli.frame import MissingPackage
+from ..files import read_rows, write_text
 
 CIDER = "CIDEr"
 INSTALL = 'run pip install "fairseq_resid[captioning]"'

@@ -11,8 +11,8 @@ import pytest
 from fairseq_resid.data import folders
 from fairseq_resid.evaluation import compare
 from fairseq_resid.runs.run import ByModel, Results, Scored, TrainingSummary
-from fairseq_resid.tasks import kinds
-from fairseq_resid.tasks.protocol import Task
+from fairseq_resid.scoring import kinds
+from fairseq_resid.scoring.task import Task
 
 pytestmark = pytest.mark.once
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...data.text.folder import Corpus
-from ..protocol import ScoringJob
+from ..data.text.folder import Corpus
+from .task import ScoringJob
 
 LABEL = "as published"
 

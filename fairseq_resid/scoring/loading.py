@@ -15,7 +15,7 @@ from ..fairseq_patches import naming
 from ..runs.run import Run
 from ..runs.trained_on import direction_of, is_trained_on, num_updates
 from ..runs.training_command import TrainingCommand
-from . import register
+from ..tasks import register
 
 
 @dataclass(frozen=True)

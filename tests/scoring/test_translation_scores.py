@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 from fairseq_resid.data.text.forms import TextForm, escape
-from fairseq_resid.tasks.text import scoring
+from fairseq_resid.scoring import translation_scores
 
 Capture = pytest.CaptureFixture[str]
 
 
 def test_bleu_and_its_signature_equal_those_of_sacrebleu() -> None:
     lines = ["the cat sat on the mat .", "a dog barks , loudly"]
-    assert scoring.bleu(lines, lines).value == pytest.approx(100)
-    assert "tok:char" in scoring.bleu(lines, lines, "char").signature
+    assert translation_scores.bleu(lines, lines).value == pytest.approx(100)
+    assert "tok:char" in translation_scores.bleu(lines, lines, "char").signature
     with pytest.raises(ValueError, match="1 hypotheses for 2 references: must be equal"):
-        scoring.bleu(lines[:1], lines)
+        translation_scores.bleu(lines[:1], lines)
     with pytest.raises(ValueError, match="'13b'"):
-        scoring.bleu(lines, lines, "13b")
+        translation_scores.bleu(lines, lines, "13b")
 
 
 def some_text(seed: int, hyphens: bool = False) -> tuple[list[str], list[str]]:
@@ -64,13 +64,13 @@ def test_tokenised_bleu_equals_that_of_independent_implementation(form: str) -> 
     moses = TextForm("de", "moses")
     tokens = [[moses.to_model(line) for line in side] for side in (hypotheses, references)]
     own = [[escape(line) for line in side] for side in tokens] if form == "escaped" else [hypotheses, references]
-    found = scoring.side_by_side(*own, TextForm("de", form))
+    found = translation_scores.side_by_side(*own, TextForm("de", form))
     assert found["tokenised"].value == pytest.approx(multi_bleu(*tokens), abs=1e-6)
     split = [[line.replace("-", " ##AT##-##AT## ") for line in side] for side in tokens]
     assert found["tokenised, compounds split"].value == pytest.approx(multi_bleu(*split), abs=1e-6)
     assert found["tokenised"].value != pytest.approx(found["tokenised, compounds split"].value, abs=0.1)
     # The detokenised text does not depend on the form of the corpus.
-    assert found["detokenised"] == scoring.bleu(hypotheses, references)
+    assert found["detokenised"] == translation_scores.bleu(hypotheses, references)
     assert found["detokenised, lower case"].value > found["detokenised"].value
     assert (
         "tok:none|smooth:none" in found["tokenised"].signature
@@ -90,7 +90,7 @@ def test_tokenised_bleu_equals_that_of_fairseq_score(tmp_path: Path, capsys: Cap
     cli_main()
     theirs = re.search(r"BLEU4 = ([\d.]+),", capsys.readouterr().out)
     assert theirs
-    mine = scoring.side_by_side(hypotheses, references, TextForm("en"))["tokenised"].value
+    mine = translation_scores.side_by_side(hypotheses, references, TextForm("en"))["tokenised"].value
     assert mine == pytest.approx(float(theirs[1]), abs=0.006)
 
 
@@ -104,4 +104,4 @@ def test_tokenised_bleu_equals_that_of_fairseq_score(tmp_path: Path, capsys: Cap
     ],
 )
 def test_compounds_are_split_as_in_perl(line: str, split: str) -> None:
-    assert scoring.split_compounds(line) == split
+    assert translation_scores.split_compounds(line) == split

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ...data.text import folder
-from ...data.text.folder import Corpus
-from ...data.text.forms import TextForm, is_blank, plain_words
+from ..data.text import folder
+from ..data.text.folder import Corpus
+from ..data.text.forms import TextForm, is_blank, plain_words
 
 
 class TextConverter:

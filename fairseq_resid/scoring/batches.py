@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...models import likelihood
-from ..loading import Loaded
-from ..protocol import FREQUENCIES, POSITIONS, Batch
+from ..models import likelihood
+from .loading import Loaded
+from .task import FREQUENCIES, POSITIONS, Batch
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..data.images.folder import ImageData
 from ..runs.run import EVALUATE, FileState, Results, Run, Scored, renewed_states
 from . import answers
 from .answers import Answer
-from .protocol import (
+from .task import (
     LAST,
     NLL,
     Batch,

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...data.text.bleu import metric
-from ...runs.run import Results
-from ..protocol import Candidate, TableRows
+from ..data.text.bleu import metric
+from ..runs.run import Results
+from .task import Candidate, TableRows
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,10 @@ from typing import Any
 
 from ..runs.run import Results
 from ..runs.trained_on import task_of
-from .captioning import CAPTIONING
-from .classifying import IMAGE_CLASSIFICATION
-from .protocol import Task
-from .translating import TRANSLATION
+from .captions import CAPTIONING
+from .images import IMAGE_CLASSIFICATION
+from .task import Task
+from .translation import TRANSLATION
 
 # The first is the default for unknown fairseq tasks, and the last for results without scores.
 TASKS: tuple[Task[Any], ...] = (TRANSLATION, CAPTIONING, IMAGE_CLASSIFICATION)

@@ -14,7 +14,10 @@ from ..data.captions.folder import CaptionData
 from ..files import read_lines, sha256
 from ..runs.run import EVALUATE, Results, Run, Scored
 from ..runs.trained_on import check_same_dictionaries
-from .protocol import (
+from . import caption_scores, likelihood
+from .caption_scores import CIDER, CaptionScore
+from .significance import check_conditions
+from .task import (
     LAST,
     NLL,
     Batch,
@@ -28,10 +31,7 @@ from .protocol import (
     mean_of_sums,
     score_of,
 )
-from .text import caption_scores, likelihood
-from .text.caption_scores import CIDER, CaptionScore
-from .text.significance import check_conditions
-from .translating import (
+from .translation import (
     TOLERANCE,
     data_of,
     decoding_settings,
@@ -249,7 +249,7 @@ class Captioning(Task[CaptionData]):
         return fitting(loaded, subset)
 
     def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
-        from .text.batches import batches
+        from .batches import batches
 
         return batches(loaded, subset, chosen, max_tokens)
 

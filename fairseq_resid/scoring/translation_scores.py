@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...data.text.bleu import default_tokenizer, metric
-from ...data.text.forms import TOKENISED, TextForm
+from ..data.text.bleu import default_tokenizer, metric
+from ..data.text.forms import TOKENISED, TextForm
 
 # "rich-text format" becomes "rich ##AT##-##AT## text format". EN-DE papers since Luong et al. 2015 usually score
 # this way, and so does tensor2tensor's get_ende_bleu.sh.

@@ -15,7 +15,7 @@ from ..cli.frame import integer
 from ..fairseq_patches import UserError
 from ..models.likelihood import token_nll
 from .captions import SELF_CRITICAL, ImageCaptioningTask
-from .text.cider import Cider
+from .cider import Cider
 
 
 def unwritten(words: Any) -> list[int]:

@@ -10,13 +10,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...cli import children
-from ...cli.progress import Progress
-from ...data.text.folder import Corpus
-from ...fairseq_patches.dictionaries import FLAG, is_allowed
-from ...files import read_lines
-from ...runs.settings import DECODING
-from ...runs.trained_on import setting
+from ..cli import children
+from ..cli.progress import Progress
+from ..data.text.folder import Corpus
+from ..fairseq_patches.dictionaries import FLAG, is_allowed
+from ..files import read_lines
+from ..runs.settings import DECODING
+from ..runs.trained_on import setting
 
 POSITIONS = ("--max-source-positions", "--max-target-positions")
 

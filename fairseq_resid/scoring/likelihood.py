@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...cli.progress import Progress
-from ...files import read_rows, write_text
-from ..protocol import ScoringJob
+from ..cli.progress import Progress
+from ..files import read_rows, write_text
+from .task import ScoringJob
 
 UNIT = "nats per reference subword with EOS, unsmoothed, teacher-forced"
 MAX_TOKENS = 4096  # padded positions per batch; the result does not depend on this
@@ -53,10 +53,10 @@ def read_nll(path: Path) -> list[Sentence]:
 
 def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:
     """Return the NLL of every reference sentence of a subset, in order."""
-    from ..loading import load
+    from .loading import load
 
     loaded = load(job.run, checkpoint, job.data.path, job.cpu)
-    from ...models.likelihood import sentence_nll
+    from ..models.likelihood import sentence_nll
 
     model, task = loaded.model, loaded.task
     job.task.load_examples(loaded, job.subset)

@@ -1,1 +1,0 @@
-"""Translation and captioning: decoding with fairseq-generate, scores with significance tests, NLL of the references."""

@@ -1,0 +1,1 @@
+"""Tests of scoring: kinds of tasks, loading of models, scores of translations."""
