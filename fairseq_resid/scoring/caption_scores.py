@@ -15,14 +15,11 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-import numpy as np
-
 from ..cli.frame import MissingPackage
 from ..files import read_rows, write_text
 
 CIDER = "CIDEr"
 INSTALL = 'run pip install "fairseq_resid[captioning]"'
-RESAMPLES, SEED = 1000, 12345
 
 
 @dataclass(frozen=True)
@@ -137,37 +134,3 @@ def score(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Score
     return Scores(
         {name: 100 * float(value) for name, value in values.items()}, [100 * float(one) for one in by_image], absent
     )
-
-
-@dataclass(frozen=True)
-class Paired:
-    """Two models compared on the same images: the difference in CIDEr, its 95% interval, and p from the bootstrap."""
-
-    difference: float
-    low: float
-    high: float
-    p: float
-
-
-def paired(mine: Sequence[float], baseline: Sequence[float]) -> Paired:
-    """Compare two models by the CIDEr of each image, with a paired bootstrap over the images.
-
-    CIDEr is a mean over images. The document frequencies are those of the whole test set in every resample.
-    p is computed as in sacrebleu: how often a resampled difference is at least as far from the observed one as the
-    observed one is from 0.
-    """
-    apart = np.asarray(mine, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
-    observed = float(apart.mean())
-    if not apart.any():
-        return Paired(0.0, 0.0, 0.0, 1.0)
-    generator = np.random.default_rng(SEED)
-    resampled = np.array([apart[generator.integers(0, len(apart), len(apart))].mean() for _ in range(RESAMPLES)])
-    low, high = np.percentile(resampled, [2.5, 97.5])
-    p = (1 + np.count_nonzero(np.abs(resampled - observed) >= abs(observed))) / (RESAMPLES + 1)
-    return Paired(observed, float(low), float(high), float(p))
-
-
-def interval(scores: Sequence[float]) -> tuple[float, float]:
-    """Return the 95% bootstrap interval of a mean over images."""
-    found = paired(scores, [0.0] * len(scores))
-    return found.low, found.high

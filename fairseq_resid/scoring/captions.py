@@ -14,9 +14,8 @@ from ..data.captions.folder import CaptionData
 from ..files import read_lines, sha256
 from ..runs.run import EVALUATE, Results, Run, Scored
 from ..runs.trained_on import check_same_dictionaries
-from . import caption_scores, likelihood
+from . import caption_scores, likelihood, significance
 from .caption_scores import CIDER, CaptionScore
-from .significance import check_conditions
 from .task import (
     LAST,
     NLL,
@@ -28,6 +27,7 @@ from .task import (
     TableRows,
     Task,
     Texts,
+    check_conditions,
     mean_of_sums,
     score_of,
 )
@@ -185,14 +185,14 @@ class Captioning(Task[CaptionData]):
     def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
         baseline, rows = candidates[0], self.list_apart(candidates[:1])[1]
         for each in candidates[1:]:
-            than = caption_scores.paired(each.outputs.cider, baseline.outputs.cider)
+            than = significance.bootstrap(each.outputs.cider, baseline.outputs.cider)
             tests = (f"{than.difference:+.2f}", f"{than.low:+.2f} to {than.high:+.2f}", f"{than.p:.4f}")
             rows.append((each.name, each.results.architecture, f"{each.score:.2f}", *tests, self._beside(each)))
         results = baseline.results
         return rows, [
             f"{results.corpus} {results.subset}, {results.sentences:,} images, {baseline.model}",
             f"95% intervals over images: of {CIDER} for the first run, of the difference for the others; paired "
-            f"bootstrap, {caption_scores.RESAMPLES:,} resamples, seed {caption_scores.SEED}",
+            f"bootstrap, {significance.RESAMPLES:,} resamples, seed {significance.SEED}",
             self.signature(results),
         ]
 
@@ -203,8 +203,8 @@ class Captioning(Task[CaptionData]):
     def list_apart(self, candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows]:
         rows: TableRows = []
         for each in candidates:
-            low, high = caption_scores.interval(each.outputs.cider)
-            tests = ("", f"{low:.2f} to {high:.2f}", "" if rows else "baseline")
+            own = significance.bootstrap(each.outputs.cider, [0.0] * len(each.outputs.cider))
+            tests = ("", f"{own.low:.2f} to {own.high:.2f}", "" if rows else "baseline")
             rows.append((each.name, each.results.architecture, f"{each.score:.2f}", *tests, self._beside(each)))
         return self.headings, rows
 

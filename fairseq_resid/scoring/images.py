@@ -1,10 +1,12 @@
 """Image classification: the error and the NLL of the last checkpoint.
 
-Checkpoints are not averaged, because averaged batch-norm statistics do not match the averaged weights.
+RUN/decode/SUBSET.last.images has one line per image: its class, the predicted class and the NLL. Checkpoints are not
+averaged, because averaged batch-norm statistics do not match the averaged weights.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,9 +19,9 @@ from ..cli.progress import Progress
 from ..data import folders
 from ..data.images import folder as image_folder
 from ..data.images.folder import ImageData
+from ..files import read_rows, write_text
 from ..runs.run import EVALUATE, FileState, Results, Run, Scored, renewed_states
-from . import answers
-from .answers import Answer
+from . import significance
 from .task import (
     LAST,
     NLL,
@@ -44,6 +46,57 @@ ERROR = "error"  # the name of the score
 SIGNATURES = {ERROR: "percent of the images, last checkpoint", NLL: "nats an image"}
 TOGETHER = 500  # images per batch; the result does not depend on this
 ANALYSED_TOGETHER = 100  # in analysis, which needs more memory per image
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The prediction for one image. label: its class; given: the predicted class; nll: -ln p(label)."""
+
+    label: int
+    given: int
+    nll: float
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.label != self.given
+
+
+def write_answers(path: Path, answers: Sequence[Answer]) -> None:
+    """Write one line per image: class, predicted class and NLL, separated by tabs."""
+    path.parent.mkdir(exist_ok=True)
+    write_text(path, "".join(f"{one.label}\t{one.given}\t{one.nll:.5f}\n" for one in answers))
+
+
+def read_answers(path: Path) -> list[Answer]:
+    """Read a file written by `write_answers`.
+
+    Raises: ValueError naming the file and line.
+    """
+
+    def one(fields: list[str]) -> Answer:
+        label, given, nll = fields
+        return Answer(int(label), int(given), float(nll))
+
+    return read_rows(path, one, "class, predicted class and NLL")
+
+
+def error_of(answers: Sequence[Answer]) -> float:
+    """Return the error rate in percent."""
+    return 100 * sum(one.is_wrong for one in answers) / len(answers)
+
+
+def nll_of(answers: Sequence[Answer]) -> float:
+    """Return the mean NLL."""
+    return statistics.fmean(one.nll for one in answers)
+
+
+def wrong(answers: Sequence[Answer]) -> list[bool]:
+    return [one.is_wrong for one in answers]
+
+
+def interval(answers: Sequence[Answer]) -> tuple[float, float]:
+    """Return the 95% confidence interval (Wilson) of the error over images, in percent."""
+    return significance.wilson(sum(wrong(answers)), len(answers))
 
 
 @dataclass(frozen=True)
@@ -103,7 +156,7 @@ def answers_file(run: Run, subset: str) -> Path:
 
 def answers_of(run: Run, subset: str) -> list[Answer]:
     """Read the predictions that an evaluated run made with its last checkpoint."""
-    return answers.read_answers(answers_file(run, subset))
+    return read_answers(answers_file(run, subset))
 
 
 def answer(job: ScoringJob[ImageData]) -> list[Answer]:
@@ -134,17 +187,17 @@ def remembered_answers(job: ScoringJob[ImageData]) -> list[Answer]:
         return AnswersNote(states[0], str(job.data.path.resolve()), states[1]) if states else None
 
     if is_kept(file, note, AnswersNote, renewed, "the same files"):
-        return answers.read_answers(file)
+        return read_answers(file)
     mine = AnswersNote(FileState.of(job.run.last), str(job.data.path.resolve()), FileState.of(part))
     given = answer(job)
-    answers.write_answers(file, given)
+    write_answers(file, given)
     records.write(note, mine)
     return given
 
 
 def scored(given: Sequence[Answer], digits: int) -> dict[str, Scored]:
     """Return the error and the NLL, with their signatures."""
-    scores = {ERROR: answers.error(given), NLL: answers.nll(given)}
+    scores = {ERROR: error_of(given), NLL: nll_of(given)}
     return {name: Scored(round(value, digits), SIGNATURES[name]) for name, value in scores.items()}
 
 
@@ -186,14 +239,14 @@ class ImageClassification(Task[ImageData]):
         return " ".join(checksums.get(f"{split}.npy", "") for split in results.subset.split("+"))
 
     def nll(self, job: ScoringJob[ImageData], model: ScoredModel) -> float:
-        return answers.nll(remembered_answers(job))
+        return nll_of(remembered_answers(job))
 
     def score(self, job: ScoringJob[ImageData], results: Results, lock: int) -> tuple[Results, list[str]]:
         given = remembered_answers(job)
-        error, (low, high) = answers.error(given), answers.interval(given)
+        error, (low, high) = error_of(given), interval(given)
         line = (
             f"error {error:.2f}% (95% interval {low:.2f} to {high:.2f} over images), accuracy {100 - error:.2f}%, "
-            f"NLL {answers.nll(given):.4f} {SIGNATURES[NLL]}"
+            f"NLL {nll_of(given):.4f} {SIGNATURES[NLL]}"
         )
         return replace(results, sentences=len(given), scores={LAST: scored(given, 4)}), [line]
 
@@ -216,7 +269,7 @@ class ImageClassification(Task[ImageData]):
         self, run: Run, subset: str, results: Results, model: str, data: Path | None
     ) -> tuple[float, list[Answer]]:
         given = answers_of(run, subset)
-        said, error = score_of(run, results, LAST, ERROR), answers.error(given)
+        said, error = score_of(run, results, LAST, ERROR), error_of(given)
         if abs(said - error) > 1e-3:
             raise ValueError(
                 f"{run.results(subset)}: contains an error of {said:.2f}%, but "
@@ -231,9 +284,9 @@ class ImageClassification(Task[ImageData]):
     def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
         baseline, rows = candidates[0], self.list_apart(candidates[:1])[1]
         for each in candidates[1:]:
-            than = answers.paired(each.outputs, baseline.outputs)
+            than = significance.mcnemar(wrong(each.outputs), wrong(baseline.outputs))
             tests = (f"{than.difference:+.2f}", f"{than.low:+.2f} to {than.high:+.2f}", f"{than.p:.4f}")
-            rows.append((each.name, each.results.architecture, f"{answers.error(each.outputs):.2f}", *tests))
+            rows.append((each.name, each.results.architecture, f"{error_of(each.outputs):.2f}", *tests))
         results = baseline.results
         return rows, [
             f"{results.corpus} {results.subset}, {results.sentences:,} images, {SIGNATURES[ERROR]}",
@@ -244,13 +297,13 @@ class ImageClassification(Task[ImageData]):
     def list_apart(self, candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows]:
         rows: TableRows = []
         for each in candidates:
-            low, high = answers.interval(each.outputs)
+            low, high = interval(each.outputs)
             tests = ("", f"{low:.2f} to {high:.2f}", "" if rows else "baseline")
-            rows.append((each.name, each.results.architecture, f"{answers.error(each.outputs):.2f}", *tests))
+            rows.append((each.name, each.results.architecture, f"{error_of(each.outputs):.2f}", *tests))
         return self.headings, rows
 
     def spread(self, scores: list[float]) -> str:
-        return f"error {answers.over_runs(scores)}"
+        return f"error {significance.over_runs(scores)}"
 
     def setting_name(self, candidate: Candidate) -> str:
         return f"{candidate.results.architecture} {candidate.results.subset}"

@@ -1,93 +1,117 @@
-"""Paired significance tests of BLEU between translation models, with sacrebleu."""
+"""Significance tests and confidence intervals of all kinds of task: over sentences, images or seeds."""
 
 from __future__ import annotations
 
-import hashlib
+import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from ..data.text.bleu import metric
-from ..runs.run import Results
-from .task import Candidate, TableRows
+
+LEVEL = 0.95
+RESAMPLES, SEED = 1000, 12345
 
 
 @dataclass(frozen=True)
-class Translations:
-    """The hypotheses of one model, the references, and sacrebleu's tokeniser for both."""
+class Paired:
+    """Two models compared on the same examples: the difference, its 95% interval, and p."""
 
-    hypotheses: list[str]
-    references: list[str]
-    tokenize: str
+    difference: float
+    low: float
+    high: float
+    p: float
 
 
-def conditions(results: Results, model: str, score: str = "BLEU") -> dict[str, object]:
-    """Return the conditions that must be equal for two results to be comparable, by readable name.
+def bootstrap(mine: Sequence[float], baseline: Sequence[float]) -> Paired:
+    """Compare the means of two models with a paired bootstrap over examples.
 
-    score: the name of the score whose signature is one of the conditions
+    p is computed as in sacrebleu: how often a resampled difference is at least as far from the observed one as the
+    observed one is from 0.
     """
-    facts: dict[str, object] = {
-        "corpus": results.corpus,
-        "test set": results.subset,
-        "number of examples": results.sentences,
-        score: results.signature,
-        "decoding": results.decoding,
-    }
-    count = len(results.averaged_checkpoints)
-    return {**facts, "number of averaged checkpoints": count} if model == "averaged" else facts
+    apart = np.asarray(mine, dtype=np.float64) - np.asarray(baseline, dtype=np.float64)
+    observed = float(apart.mean())
+    if not apart.any():
+        return Paired(0.0, 0.0, 0.0, 1.0)
+    generator = np.random.default_rng(SEED)
+    resampled = np.array([apart[generator.integers(0, len(apart), len(apart))].mean() for _ in range(RESAMPLES)])
+    low, high = np.percentile(resampled, [2.5, 97.5])
+    p = (1 + np.count_nonzero(np.abs(resampled - observed) >= abs(observed))) / (RESAMPLES + 1)
+    return Paired(observed, float(low), float(high), float(p))
 
 
-def check_conditions(first: Candidate, other: Candidate, score: str = "BLEU") -> None:
-    """Raise ValueError naming both runs and the condition that differs; see `conditions`."""
-    mine, theirs = (conditions(each.results, each.model, score) for each in (first, other))
-    for what in mine:
-        if mine[what] != theirs[what]:
-            raise ValueError(
-                f"{first.path} and {other.path} cannot be compared: {what} differs ({mine[what]} and {theirs[what]})"
-            )
+def mcnemar(mine: Sequence[bool], baseline: Sequence[bool]) -> Paired:
+    """Compare the error rates of two models, in percent, with the exact McNemar test and Wald's paired interval.
+
+    mine, baseline: whether each prediction is wrong
+    """
+    from scipy.stats import binomtest, norm
+
+    worse = sum(one and not other for one, other in zip(mine, baseline, strict=True))
+    better = sum(other and not one for one, other in zip(mine, baseline, strict=True))
+    size, apart = len(mine), worse - better
+    half = float(norm.ppf((1 + LEVEL) / 2)) * math.sqrt(max(worse + better - apart**2 / size, 0.0)) / size
+    p = float(binomtest(worse, worse + better).pvalue) if worse + better else 1.0
+    return Paired(100 * apart / size, 100 * (apart / size - half), 100 * (apart / size + half), p)
 
 
-def check_comparable(first: Candidate, other: Candidate) -> None:
-    """Raise ValueError naming both runs and their difference if two scores cannot be compared."""
-    check_conditions(first, other)
-    texts = [each.outputs.references for each in (first, other)]
-    if texts[0] != texts[1]:
-        digests = [digest(text)[:12] for text in texts]
-        raise ValueError(
-            f"{first.path} and {other.path} cannot be compared: reference texts differ "
-            f"(sha256 {digests[0]}..., {digests[1]}...)"
-        )
+def wilson(wrong: int, count: int) -> tuple[float, float]:
+    """Return the 95% confidence interval (Wilson) of an error rate, in percent."""
+    from scipy.stats import binomtest
+
+    between = binomtest(wrong, count).proportion_ci(LEVEL, method="wilson")
+    return 100 * between.low, 100 * between.high
 
 
-def digest(lines: Sequence[str]) -> str:
-    """Return the SHA-256 of reference texts, in hex."""
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def over_runs(errors: Sequence[float]) -> str:
+    """Return the mean, standard deviation and median of the runs, and the 95% interval of the mean, on one line.
+
+    The interval is based on Student's t.
+    """
+    from scipy.stats import t
+
+    mean, middle = statistics.fmean(errors), statistics.median(errors)
+    if len(errors) < 2:
+        return f"{mean:.2f}%"
+    sd = statistics.stdev(errors)
+    half = float(t.ppf((1 + LEVEL) / 2, len(errors) - 1)) * sd / math.sqrt(len(errors))
+    return f"mean {mean:.2f} ± {sd:.2f}%, 95% interval {mean - half:.2f} to {mean + half:.2f}, median {middle:.2f}%"
 
 
-def significance(candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
-    """Return a row for every run, tested against the first one, and the signatures of both tests."""
+@dataclass(frozen=True)
+class BleuTest:
+    """BLEU of a system, the mean and half width of its bootstrap interval, and its p against the first system."""
+
+    score: float
+    mean: float
+    half: float
+    p_bootstrap: float
+    p_randomisation: float
+
+
+def bleu_tests(
+    systems: Sequence[Sequence[str]], references: Sequence[str], tokenize: str
+) -> tuple[list[BleuTest], list[str]]:
+    """Test the BLEU of systems against the first one, with sacrebleu's paired bootstrap and approximate randomisation.
+
+    systems: hypotheses of each
+    Returns: a test for every system, in which p of the first is 1, and the signatures of both tests.
+    """
     from sacrebleu.significance import PairedTest
 
-    baseline: Translations = candidates[0].outputs
-    systems: list[tuple[str, Sequence[str]]] = [(str(each.path), each.outputs.hypotheses) for each in candidates]
-    tested: dict[str, list[Any]] = {}
+    named = [(str(number), texts) for number, texts in enumerate(systems)]
+    tested: list[list[Any]] = []
     signatures = []
     for kind in ("bs", "ar"):
-        signature, scores = PairedTest(
-            systems, {"BLEU": metric(baseline.tokenize)}, [baseline.references], test_type=kind
-        )()
-        tested[kind] = list(scores["BLEU"])
+        signature, scores = PairedTest(named, {"BLEU": metric(tokenize)}, [references], test_type=kind)()
+        tested.append(list(scores["BLEU"]))
         signatures.append(f"BLEU {signature['BLEU'].format()}")
-    rows: TableRows = []
-    for candidate, bootstrap, randomisation in zip(candidates, tested["bs"], tested["ar"], strict=True):
-        tests = ("", "baseline", "baseline")
-        if rows:
-            difference = f"{bootstrap.score - tested['bs'][0].score:+.2f}"
-            tests = (difference, f"{bootstrap.p_value:.4f}", f"{randomisation.p_value:.4f}")
-            if candidate.outputs.hypotheses == baseline.hypotheses:
-                # sacrebleu would report a p of 1/1,001, because no resample differs by more than 0.
-                tests = (difference, "1.0000", "1.0000")
-        interval = f"{bootstrap.mean:.2f} ± {bootstrap.ci:.2f}"
-        architecture = str(candidate.results.architecture)
-        rows.append((candidate.name, architecture, f"{bootstrap.score:.2f}", tests[0], interval, *tests[1:]))
-    return rows, signatures
+    found = []
+    for texts, one, other in zip(systems, *tested, strict=True):
+        # sacrebleu would report a p of 1/1,001 for equal texts, because no resample differs by more than 0.
+        p = (1.0, 1.0) if texts == systems[0] else (one.p_value, other.p_value)
+        found.append(BleuTest(one.score, one.mean, one.ci, *p))
+    return found, signatures

@@ -332,6 +332,32 @@ class Task(ABC, Generic[D]):
         """Yield the chosen examples in batches with at most `max_tokens` padded positions per side."""
 
 
+def conditions(results: Results, model: str, score: str = "BLEU") -> dict[str, object]:
+    """Return the conditions that must be equal for two results to be comparable, by readable name.
+
+    score: the name of the score whose signature is one of the conditions
+    """
+    facts: dict[str, object] = {
+        "corpus": results.corpus,
+        "test set": results.subset,
+        "number of examples": results.sentences,
+        score: results.signature,
+        "decoding": results.decoding,
+    }
+    count = len(results.averaged_checkpoints)
+    return {**facts, "number of averaged checkpoints": count} if model == "averaged" else facts
+
+
+def check_conditions(first: Candidate, other: Candidate, score: str = "BLEU") -> None:
+    """Raise ValueError naming both runs and the condition that differs; see `conditions`."""
+    mine, theirs = (conditions(each.results, each.model, score) for each in (first, other))
+    for what in mine:
+        if mine[what] != theirs[what]:
+            raise ValueError(
+                f"{first.path} and {other.path} cannot be compared: {what} differs ({mine[what]} and {theirs[what]})"
+            )
+
+
 def score_of(run: Run, results: Results, model: str, name: str) -> float:
     """Return a score of a model.
 

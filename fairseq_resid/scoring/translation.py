@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,7 @@ from ..data.text.folder import Corpus
 from ..files import read_lines, read_rows, write_text
 from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored, renewed_states
 from ..runs.trained_on import check_same_dictionaries, direction_of, find_data, setting
-from . import decoding, likelihood, published, translation_scores
-from .significance import Translations, check_comparable, digest, significance
+from . import decoding, likelihood, published, significance, translation_scores
 from .task import (
     LAST,
     NLL,
@@ -32,6 +32,7 @@ from .task import (
     TableRows,
     Task,
     Texts,
+    check_conditions,
     is_kept,
     mean_of_sums,
 )
@@ -43,6 +44,15 @@ if TYPE_CHECKING:
 
 POSITIONS = 1024  # fairseq's default of --max-source-positions and --max-target-positions
 TOLERANCE = 0.001  # results.json has four decimals
+
+
+@dataclass(frozen=True)
+class Translations:
+    """The hypotheses of one model, the references, and sacrebleu's tokeniser for both."""
+
+    hypotheses: list[str]
+    references: list[str]
+    tokenize: str
 
 
 @dataclass(frozen=True)
@@ -179,6 +189,11 @@ def fitting(loaded: Loaded, subset: str) -> np.ndarray:
     dataset, longest = loaded.task.dataset(subset), loaded.model.max_positions()
     found: np.ndarray = np.asarray(dataset.src_sizes) <= longest[0]
     return found & (np.asarray(dataset.tgt_sizes) <= longest[1])
+
+
+def digest(lines: Sequence[str]) -> str:
+    """Return the SHA-256 of reference texts, in hex."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def data_of(run: Run, results: Results) -> Path:
@@ -344,10 +359,28 @@ class Translation(Task[Corpus]):
         return replace(results, bleu=ByModel(**found), signature=signature, tokenize=tokenize)
 
     def check_comparable(self, first: Candidate, other: Candidate) -> None:
-        check_comparable(first, other)
+        check_conditions(first, other)
+        texts = [each.outputs.references for each in (first, other)]
+        if texts[0] != texts[1]:
+            digests = [digest(text)[:12] for text in texts]
+            raise ValueError(
+                f"{first.path} and {other.path} cannot be compared: reference texts differ "
+                f"(sha256 {digests[0]}..., {digests[1]}...)"
+            )
 
     def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
-        rows, signatures = significance(candidates)
+        baseline = candidates[0].outputs
+        systems = [each.outputs.hypotheses for each in candidates]
+        tested, signatures = significance.bleu_tests(systems, baseline.references, baseline.tokenize)
+        rows: TableRows = []
+        for candidate, test in zip(candidates, tested, strict=True):
+            tests = ("", "baseline", "baseline")
+            if rows:
+                difference = f"{test.score - tested[0].score:+.2f}"
+                tests = (difference, f"{test.p_bootstrap:.4f}", f"{test.p_randomisation:.4f}")
+            interval = f"{test.mean:.2f} ± {test.half:.2f}"
+            architecture = candidate.results.architecture
+            rows.append((candidate.name, architecture, f"{test.score:.2f}", tests[0], interval, *tests[1:]))
         results = candidates[0].results
         return rows, [f"{results.corpus} {results.subset}, {candidates[0].model}", *signatures]
 

@@ -16,7 +16,7 @@ from fairseq_resid.cli.frame import MissingPackage
 from fairseq_resid.data.captions import folder
 from fairseq_resid.files import sha256
 from fairseq_resid.runs.run import Run
-from fairseq_resid.scoring import caption_scores, kinds, likelihood
+from fairseq_resid.scoring import caption_scores, kinds, likelihood, significance
 from fairseq_resid.scoring import captions as captioning
 from fairseq_resid.scoring.caption_scores import CaptionScore
 from fairseq_resid.tasks.cider import Cider
@@ -90,15 +90,15 @@ def test_bootstrap_is_paired_over_images() -> None:
     generator = np.random.default_rng(1)
     hard = generator.normal(80, 40, 500)  # how hard an image is, for both models
     better = hard + generator.normal(3, 5, 500)
-    found = caption_scores.paired(better.tolist(), hard.tolist())
+    found = significance.bootstrap(better.tolist(), hard.tolist())
     assert found.low < found.difference < found.high and found.low > 2 and found.p == pytest.approx(1 / 1001)
     assert found.difference == pytest.approx((better - hard).mean())
     half = 1.96 * (better - hard).std() / 500**0.5
     assert found.high - found.low == pytest.approx(2 * half, rel=0.1)
-    noise = caption_scores.paired((hard + generator.normal(0, 5, 500)).tolist(), hard.tolist())
-    assert noise.p > 0.05 and caption_scores.paired(hard.tolist(), hard.tolist()).p == 1
-    low, high = caption_scores.interval(hard.tolist())
-    assert low < hard.mean() < high
+    noise = significance.bootstrap((hard + generator.normal(0, 5, 500)).tolist(), hard.tolist())
+    assert noise.p > 0.05 and significance.bootstrap(hard.tolist(), hard.tolist()).p == 1
+    own = significance.bootstrap(hard.tolist(), [0.0] * len(hard))
+    assert own.low < hard.mean() < own.high
 
 
 def test_measures_are_means_over_images(tmp_path: Path) -> None:

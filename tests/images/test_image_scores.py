@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from fairseq_resid.__main__ import main
-from fairseq_resid.data.images import folder as images
+from fairseq_resid.data.images.folder import ImageRecord
 from fairseq_resid.runs.run import Run
-from fairseq_resid.scoring import answers
+from fairseq_resid.scoring import images, significance
 from fairseq_resid.tasks.images import ImageDataset
 from support.image_models import build, count, weights
 
@@ -29,7 +29,7 @@ def test_scores_belong_to_the_last_checkpoint(data: Path, runs: list[Path], caps
     results = Run(runs[0]).read_results()
     model = build("preact_resnet20", classes=4, stage_blocks="1,1,1")
     model.load_state_dict(weights(runs[0]))
-    dataset = ImageDataset(data, "test", images.ImageRecord.of(data), 1, False, 0, False)
+    dataset = ImageDataset(data, "test", ImageRecord.of(data), 1, False, 0, False)
     sample = dataset.collater(list(range(len(dataset))))
     with torch.no_grad():
         logits = model.eval()(sample["net_input"]["images"])
@@ -68,13 +68,13 @@ def test_image_runs_appear_in_compare_and_table(runs: list[Path], tmp_path: Path
 
 
 def test_mcnemar_and_intervals_match_known_values() -> None:
-    baseline = [answers.Answer(0, int(number < 30), 0.0) for number in range(100)]
-    mine = [answers.Answer(0, int(10 <= number < 32), 0.0) for number in range(100)]
-    found = answers.paired(mine, baseline)
+    baseline = [images.Answer(0, int(number < 30), 0.0) for number in range(100)]
+    mine = [images.Answer(0, int(10 <= number < 32), 0.0) for number in range(100)]
+    found = significance.mcnemar(images.wrong(mine), images.wrong(baseline))
     assert found.difference == pytest.approx(-8)
     # On 2 images only the first model is wrong, and on 10 only the second, so p is two-sided for 12 fair coin flips.
     assert found.p == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)
     assert found.low < -8 < found.high < 0
-    low, high = answers.interval(baseline)
+    low, high = images.interval(baseline)
     assert low == pytest.approx(21.895, abs=1e-2) and high == pytest.approx(39.583, abs=1e-2)  # Wilson, by hand
-    assert answers.over_runs([1.0, 2.0, 3.0]) == "mean 2.00 ± 1.00%, 95% interval -0.48 to 4.48, median 2.00%"
+    assert significance.over_runs([1.0, 2.0, 3.0]) == "mean 2.00 ± 1.00%, 95% interval -0.48 to 4.48, median 2.00%"

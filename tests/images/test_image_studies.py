@@ -12,8 +12,8 @@ import pytest
 
 from fairseq_resid.__main__ import main
 from fairseq_resid.runs.run import Run
-from fairseq_resid.scoring import answers, kinds
-from fairseq_resid.scoring.images import answers_file
+from fairseq_resid.scoring import kinds
+from fairseq_resid.scoring.images import Answer, answers_file, write_answers
 
 pytestmark = pytest.mark.once
 
@@ -22,12 +22,12 @@ Capture = pytest.CaptureFixture[str]
 
 def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
     given = [
-        answers.Answer(0, 0, 0.5),
-        answers.Answer(1, 2, 2.0),
-        answers.Answer(2, 2, 0.5),
-        answers.Answer(2, 0, 3.0),
+        Answer(0, 0, 0.5),
+        Answer(1, 2, 2.0),
+        Answer(2, 2, 0.5),
+        Answer(2, 0, 3.0),
     ]
-    answers.write_answers(answers_file(Run(tmp_path), "test"), given)
+    write_answers(answers_file(Run(tmp_path), "test"), given)
     for name, expected in (("error", 50.0), ("NLL", 1.5)):
         measure = kinds.of_measure("error").measures[name]
         assert measure.score(np.array(measure.parts(Run(tmp_path), "test")).sum(axis=0)) == pytest.approx(expected)
@@ -36,7 +36,7 @@ def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
 def test_each_measure_is_scored_on_its_own_test_sets(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for subset, predicted, nll in (("test", 1, 0.5), ("valid", 0, 1.5)):
-        answers.write_answers(answers_file(run, subset), [answers.Answer(1, predicted, nll)] * 4)
+        write_answers(answers_file(run, subset), [Answer(1, predicted, nll)] * 4)
     jobs = [SimpleNamespace(run=run, subset=subset) for subset in ("test", "valid")]
     tests = {"error": ("test",), "NLL": ("test", "valid")}
     scores = kinds.of_measure("error").score_together(jobs, "last", tests)
