@@ -161,8 +161,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
 
     loaded = load_for_analysis(options.run, options.data, options.checkpoint, options.cpu)
     kind = kinds.of_checkpoint(loaded.cfg)
-    if not kind.can_decode:
-        raise ValueError(f"{options.run}: a model of {kind.examples} has no attention to a source sentence")
+    if kind.folder.content != "text":
+        raise ValueError(f"{options.run}: a model of {kind.words.examples} has no attention to a source sentence")
     given = options.text is not None
     source = encode(loaded, options.text) if given else of_data(loaded, options.subset, options.sentence)
     found = attention(loaded, source)

@@ -74,10 +74,10 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
     passes = 4 + len(everything) * ablate
 
     def text() -> Any:
-        return task.batches(loaded, subset, chosen, max_tokens)
+        return task.analysed.batches(loaded, subset, chosen, max_tokens)
 
     settle_statistics(initial, text())
-    with Progress(f"{loaded.run.path}: reading {len(chosen):,} {task.examples}", passes, "times") as progress:
+    with Progress(f"{loaded.run.path}: reading {len(chosen):,} {task.words.examples}", passes, "times") as progress:
         found, nll, tokens = observe(model, text())
         progress.advance(1)
         start, start_nll, _ = observe(initial, text())
@@ -126,14 +126,14 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
         data=str(loaded.data),
         subset=subset,
         sentences=len(chosen),
-        is_whole=len(chosen) == int(task.fits(loaded, subset).sum()),
+        is_whole=len(chosen) == int(task.analysed.fits(loaded, subset).sum()),
         tokens=tokens,
         nll=nll,
         start_nll=start_nll,
         sites=figures,
         made_from=FileState.of(loaded.checkpoint),
         learning=learned(loaded, notes),
-        example=task.example,
+        example=task.words.example,
         is_training_data=loaded.was_trained_on(subset),
         notes=notes,
     )

@@ -56,12 +56,14 @@ def choose_examples(loaded: Loaded, subset: str, count: int, notes: list[str] | 
     Raises: ValueError if the data folder does not contain the subset, or if all its examples are too long.
     """
     task = kinds.of_checkpoint(loaded.cfg)
-    task.load_examples(loaded, subset)
-    is_fitting = task.fits(loaded, subset)
+    task.analysed.load(loaded, subset)
+    is_fitting = task.analysed.fits(loaded, subset)
     fitting, size = np.flatnonzero(is_fitting), len(is_fitting)
     if not len(fitting):
-        raise ValueError(f"{loaded.data}: {subset}: every {task.example} is too long for the model")
+        raise ValueError(f"{loaded.data}: {subset}: every {task.words.example} is too long for the model")
     if len(fitting) < size and notes is not None:
-        notes.append(f"{size - len(fitting):,} of {size:,} {task.examples} are too long for the model and were skipped")
+        notes.append(
+            f"{size - len(fitting):,} of {size:,} {task.words.examples} are too long for the model and were skipped"
+        )
     places = np.unique(np.linspace(0, len(fitting) - 1, min(count, len(fitting))).astype(int))
     return fitting[places].tolist()  # type: ignore[no-any-return]

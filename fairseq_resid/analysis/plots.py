@@ -151,7 +151,7 @@ def gradients(analysis: Analysis, path: Path) -> None:
             lines(axis, sites, lambda site: site.start_gradient, linestyle="--", linewidth=0.8, marker="", label="_")
             axis.set_title(plain(stack))
             axis.set_yscale("log")
-        axes[0][0].set_ylabel(f"|∂ NLL of {article(kinds.of_example(analysis.example).example)} / ∂y|")
+        axes[0][0].set_ylabel(f"|∂ NLL of {article(kinds.of_example(analysis.example).words.example)} / ∂y|")
         legend(axes)
 
 

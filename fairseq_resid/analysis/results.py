@@ -96,7 +96,7 @@ class Analysis:
     @property
     def amount(self) -> str:
         """The unit of the NLL and the examples it was measured on, in words."""
-        unit = kinds.of_example(self.example).prediction
+        unit = kinds.of_example(self.example).words.prediction
         trained = " (training data)" if self.is_training_data else ""
         return f"nats per {unit} on {self.sentences:,} {self.example}s of {self.subset}{trained}"
 

@@ -93,9 +93,9 @@ def seeds(candidates: Sequence[Candidate]) -> list[str]:
         if len({each.seed for each in group}) < len(group):
             lines.append(f"{names}: same settings, but at least two have the same seed; no spread over seeds is shown")
         elif len(group) > 1:
-            task = group[0].task
-            spread = task.spread([each.score for each in group])
-            lines.append(f"{task.setting_name(group[0])}, {len(group)} seeds ({names}): {spread}")
+            task, results = group[0].task, group[0].results
+            name = f"{results.architecture} {results.subset}" if task.shows_spread else results.architecture
+            lines.append(f"{name}, {len(group)} seeds ({names}): {task.spread(group)}")
     return lines
 
 

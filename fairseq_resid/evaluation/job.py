@@ -79,7 +79,7 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
     state = load_checkpoint(run.last) if run.last.is_file() else {}
     cfg = state.get("cfg") or {}
     task = kinds.of_checkpoint(cfg)
-    if settings.tokenize and "BLEU" not in task.measures:
+    if settings.tokenize and "BLEU" not in task.studied.measures:
         raise ValueError(
             f"--tokenize {settings.tokenize}: applies to BLEU, but {path} is a model of {task.folder.content}"
         )

@@ -112,7 +112,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
             missing.append(error)
     if not runs:
         raise with_lines(missing[0], map(str, missing[1:]))
-    bleu = {path: kinds.of_results(results).bleu(results) for path, results in runs.items()}
+    bleu = {path: results.bleu.averaged if results.bleu else None for path, results in runs.items()}
     if options.at_least is not None:
         for path in (path for path, score in bleu.items() if score is None):
             content = kinds.of_results(runs[path]).folder.content

@@ -114,7 +114,7 @@ def export(
         raise ValueError(f"--quantization {quantization}: choose one of {', '.join(writer.QUANTIZATIONS)}")
     file = run.checkpoint(checkpoint)
     state = load_checkpoint(file)
-    if not kinds.of_checkpoint(state.get("cfg")).can_decode:
+    if kinds.of_checkpoint(state.get("cfg")).folder.content != "text":
         raise ValueError(f"{file}: not a translation model; only translation models can be exported")
     path = (data or find_data(run, state)).resolve()
     from ..scoring.loading import load as load_model

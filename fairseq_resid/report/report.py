@@ -275,8 +275,8 @@ def build(
             with fenced(notes, f"study {file}") if runs or len(studies) > 1 else nullcontext():
                 parts.append(study_part(file, Path(folder) / file.stem))
     if candidates:
-        with fenced(notes, f"{candidates[0].task.output}s of {candidates[0].path}"):
-            output = candidates[0].task.output
+        with fenced(notes, f"{candidates[0].task.words.output}s of {candidates[0].path}"):
+            output = candidates[0].task.words.output
             shown = candidates[0].task.texts(candidates, data)
             texts = samples(shown) if shown else []
     for run in runs:

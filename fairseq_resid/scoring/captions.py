@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,14 +19,16 @@ from .caption_scores import CIDER, CaptionScore
 from .task import (
     LAST,
     NLL,
-    Batch,
+    Analysed,
     Candidate,
     Measure,
     ScoredModel,
     ScoringJob,
+    Studied,
     TableRows,
     Task,
     Texts,
+    Words,
     check_conditions,
     mean_of_sums,
     score_of,
@@ -37,17 +39,17 @@ from .translation import (
     decoding_settings,
     fitting,
     reference_nll,
+    text_batches,
     translate,
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from .loading import Loaded
 
 UNIT = "nats per caption word with EOS, unsmoothed, teacher-forced"
 AVERAGED = "averaged"
 BESIDE = "BLEU-4"  # the score that tables show next to CIDEr
+SHOWN = (BESIDE, "METEOR", "ROUGE-L")
 
 
 @dataclass(frozen=True)
@@ -85,22 +87,54 @@ def _nll_parts(run: Run, subset: str) -> list[list[float]]:
     return [[sum(one.nll for one in each), float(sum(one.tokens for one in each))] for each in found]
 
 
+def score_together(
+    jobs: Sequence[ScoringJob[CaptionData]], model: str, tests: Mapping[str, Sequence[str]]
+) -> dict[str, Scored]:
+    """Return the CIDEr and the NLL of all test sets together, and the other scores if there is only one test set.
+
+    CIDEr uses the document frequencies of each test set separately.
+    """
+    cider: list[float] = []
+    sentences: list[likelihood.Sentence] = []
+    for job in jobs:
+        if job.subset in tests[CIDER]:
+            cider += [one.cider for one in caption_scores.read_scores(scores_file(job.run, job.subset, model))]
+        if job.subset in tests[NLL]:
+            sentences += likelihood.read_nll(job.decoded(model, "nll"))
+    results = jobs[0].run.read_results(jobs[0].subset)
+    beside = results.scores[model] if len(jobs) == 1 else {}
+    return {
+        **{name: beside[name] for name in SHOWN if name in beside},
+        CIDER: Scored(round(statistics.fmean(cider), 5), results.signature),
+        NLL: Scored(round(likelihood.mean(sentences), 5), UNIT),
+    }
+
+
+def load_examples(loaded: Loaded, subset: str) -> None:
+    loaded.task.datasets[subset] = loaded.task.read_split(subset, by_image=False)
+
+
+STUDIED = Studied(
+    measures={NLL: Measure(_nll_parts, mean_of_sums, 4, True), CIDER: Measure(_cider_parts, mean_of_sums, 2, False)},
+    best=AVERAGED,
+    curve="valid NLL",
+    kept_files=("*.averaged.cider",),  # a study also keeps *.nll, because translation lists it
+    score_together=score_together,
+    shown=SHOWN,
+    floor=(CIDER, 10.0),
+)
+
+
 class Captioning(Task[CaptionData]):
     """Image captioning."""
 
     folder = folders.CAPTIONS
-    example, prediction, output = "captioned image", "word", "caption"
-    has_averages, best = True, AVERAGED
+    words = Words("captioned image", "word", "caption")
+    studied = STUDIED
+    analysed = Analysed(load_examples, fitting, text_batches)
+    has_averages = True
     table_headings = (f"{CIDER} avg", f"{CIDER} last", "tokens/s")
     headings = ("run", "architecture", CIDER, "difference", "95% interval", "p bootstrap", BESIDE)
-    measures = {  # noqa: RUF012
-        NLL: Measure(_nll_parts, mean_of_sums, 4, True),
-        CIDER: Measure(_cider_parts, mean_of_sums, 2, False),
-    }
-    shown = (BESIDE, "METEOR", "ROUGE-L")
-    floor = (CIDER, 10.0)
-    curve = "valid NLL"
-    kept_files = ("*.averaged.cider",)  # a study also keeps *.nll, because Translation lists it
 
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> CaptionData:
         data = CaptionData(path, caption_folder.CaptionRecord.checked(path))
@@ -158,9 +192,6 @@ class Captioning(Task[CaptionData]):
         averaged, last = (score_of(run, results, model, CIDER) for model in (AVERAGED, LAST))
         return f"{averaged:.2f}", f"{last:.2f}"
 
-    def bleu(self, results: Results) -> float | None:
-        return None
-
     def read_outputs(
         self, run: Run, subset: str, results: Results, model: str, data: Path | None
     ) -> tuple[float, Outputs]:
@@ -208,7 +239,8 @@ class Captioning(Task[CaptionData]):
             rows.append((each.name, each.results.architecture, f"{each.score:.2f}", *tests, self._beside(each)))
         return self.headings, rows
 
-    def spread(self, scores: list[float]) -> str:
+    def spread(self, seeds: Sequence[Candidate]) -> str:
+        scores = [each.score for each in seeds]
         return f"{CIDER} {statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
 
     def texts(self, candidates: Sequence[Candidate], data: Path | None = None) -> Texts:
@@ -219,39 +251,6 @@ class Captioning(Task[CaptionData]):
         outputs = {each.name: each.outputs.captions for each in candidates}
         sources = [f"image {image}" for image in references.ids]
         return Texts(sources, references.texts, outputs, images.thumbnails(subset))
-
-    def score_together(
-        self, jobs: Sequence[ScoringJob[CaptionData]], model: str, tests: Mapping[str, Sequence[str]]
-    ) -> dict[str, Scored]:
-        """Return the CIDEr and the NLL of all test sets together, and the other scores if there is only one test set.
-
-        CIDEr uses the document frequencies of each test set separately.
-        """
-        cider: list[float] = []
-        sentences: list[likelihood.Sentence] = []
-        for job in jobs:
-            if job.subset in tests[CIDER]:
-                cider += [one.cider for one in caption_scores.read_scores(scores_file(job.run, job.subset, model))]
-            if job.subset in tests[NLL]:
-                sentences += likelihood.read_nll(job.decoded(model, "nll"))
-        results = jobs[0].run.read_results(jobs[0].subset)
-        beside = results.scores[model] if len(jobs) == 1 else {}
-        return {
-            **{name: beside[name] for name in self.shown if name in beside},
-            CIDER: Scored(round(statistics.fmean(cider), 5), results.signature),
-            NLL: Scored(round(likelihood.mean(sentences), 5), UNIT),
-        }
-
-    def load_examples(self, loaded: Loaded, subset: str) -> None:
-        loaded.task.datasets[subset] = loaded.task.read_split(subset, by_image=False)
-
-    def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
-        return fitting(loaded, subset)
-
-    def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
-        from .batches import batches
-
-        return batches(loaded, subset, chosen, max_tokens)
 
 
 CAPTIONING = Captioning()

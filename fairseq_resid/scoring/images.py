@@ -25,13 +25,16 @@ from . import significance
 from .task import (
     LAST,
     NLL,
+    Analysed,
     Batch,
     Candidate,
     Measure,
     ScoredModel,
     ScoringJob,
+    Studied,
     TableRows,
     Task,
+    Words,
     is_kept,
     mean_of_sums,
     score_of,
@@ -166,7 +169,7 @@ def answer(job: ScoringJob[ImageData]) -> list[Answer]:
     from .loading import load
 
     loaded = load(job.run, job.run.last, job.data.path, job.cpu)
-    job.task.load_examples(loaded, job.subset)
+    job.task.analysed.load(loaded, job.subset)
     count = len(loaded.task.dataset(job.subset))
     given: list[Answer] = []
     with torch.no_grad(), Progress(f"{job.subset} of {job.run.last.name}", count, "images") as progress:
@@ -213,20 +216,47 @@ def _percent(summed: np.ndarray) -> float:
     return 100 * mean_of_sums(summed)
 
 
+MEASURES = {ERROR: Measure(_error_parts, _percent, 2, True), NLL: Measure(_nll_parts, mean_of_sums, 4, True)}
+
+
+def score_together(
+    jobs: Sequence[ScoringJob[ImageData]], model: str, tests: Mapping[str, Sequence[str]]
+) -> dict[str, Scored]:
+    made: dict[str, Scored] = {}
+    for measure in MEASURES:
+        given = [one for job in jobs if job.subset in tests[measure] for one in answers_of(job.run, job.subset)]
+        made[measure] = scored(given, 5)[measure]
+    return made
+
+
+def load_examples(loaded: Loaded, subset: str) -> None:
+    loaded.task.datasets[subset] = loaded.task.open(subset)
+
+
+def all_fit(loaded: Loaded, subset: str) -> np.ndarray:
+    return np.ones(len(loaded.task.dataset(subset)), dtype=bool)
+
+
+def analysis_batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
+    return batches_of(loaded, subset, chosen, ANALYSED_TOGETHER)
+
+
+# There is no floor, because the error of random guessing depends on the number of classes.
+STUDIED = Studied(
+    measures=MEASURES, best=LAST, curve="valid error", kept_files=("*.images",), score_together=score_together
+)
+
+
 class ImageClassification(Task[ImageData]):
-    """Image classification. It has no floor, because the error of random guessing depends on the number of classes."""
+    """Image classification."""
 
     folder = folders.IMAGES
-    example = prediction = "image"
-    has_averages, best, shows_spread = False, LAST, True
+    words = Words("image", "image")
+    studied = STUDIED
+    analysed = Analysed(load_examples, all_fit, analysis_batches)
+    has_averages, shows_spread = False, True
     table_headings = ("error %", "NLL", "images/s")
     headings = ("run", "architecture", "error %", "difference", "95% interval", "p McNemar")
-    measures = {  # noqa: RUF012
-        ERROR: Measure(_error_parts, _percent, 2, True),
-        NLL: Measure(_nll_parts, mean_of_sums, 4, True),
-    }
-    curve = "valid error"
-    kept_files = ("*.images",)
 
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> ImageData:
         record = image_folder.ImageRecord.checked(path)
@@ -261,9 +291,6 @@ class ImageClassification(Task[ImageData]):
 
     def table_scores(self, run: Run, results: Results) -> tuple[str, str]:
         return f"{score_of(run, results, LAST, ERROR):.2f}", f"{score_of(run, results, LAST, NLL):.4f}"
-
-    def bleu(self, results: Results) -> float | None:
-        return None
 
     def read_outputs(
         self, run: Run, subset: str, results: Results, model: str, data: Path | None
@@ -302,29 +329,8 @@ class ImageClassification(Task[ImageData]):
             rows.append((each.name, each.results.architecture, f"{error_of(each.outputs):.2f}", *tests))
         return self.headings, rows
 
-    def spread(self, scores: list[float]) -> str:
-        return f"error {significance.over_runs(scores)}"
-
-    def setting_name(self, candidate: Candidate) -> str:
-        return f"{candidate.results.architecture} {candidate.results.subset}"
-
-    def score_together(
-        self, jobs: Sequence[ScoringJob[ImageData]], model: str, tests: Mapping[str, Sequence[str]]
-    ) -> dict[str, Scored]:
-        made: dict[str, Scored] = {}
-        for measure in self.measures:
-            given = [one for job in jobs if job.subset in tests[measure] for one in answers_of(job.run, job.subset)]
-            made[measure] = scored(given, 5)[measure]
-        return made
-
-    def load_examples(self, loaded: Loaded, subset: str) -> None:
-        loaded.task.datasets[subset] = loaded.task.open(subset)
-
-    def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
-        return np.ones(len(loaded.task.dataset(subset)), dtype=bool)
-
-    def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
-        return batches_of(loaded, subset, chosen, ANALYSED_TOGETHER)
+    def spread(self, seeds: Sequence[Candidate]) -> str:
+        return f"error {significance.over_runs([each.score for each in seeds])}"
 
 
 IMAGE_CLASSIFICATION = ImageClassification()

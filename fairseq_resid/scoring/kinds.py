@@ -37,14 +37,14 @@ def of_results(results: Results) -> Task[Any]:
 
 def of_example(example: str) -> Task[Any]:
     """Return the task whose examples have this name."""
-    return _first(lambda task: task.example == example, TASKS[0])
+    return _first(lambda task: task.words.example == example, TASKS[0])
 
 
 def of_measure(measure: str) -> Task[Any]:
     """Return the task of a study that compares this measure; for NLL, which every task has, that is translation."""
-    return _first(lambda task: measure in task.measures, TASKS[0])
+    return _first(lambda task: measure in task.studied.measures, TASKS[0])
 
 
 def measures() -> list[str]:
     """Return all measures that a study can use."""
-    return list(dict.fromkeys(measure for task in TASKS for measure in task.measures))
+    return list(dict.fromkeys(measure for task in TASKS for measure in task.studied.measures))

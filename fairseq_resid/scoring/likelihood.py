@@ -59,7 +59,7 @@ def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:
     from ..models.likelihood import sentence_nll
 
     model, task = loaded.model, loaded.task
-    job.task.load_examples(loaded, job.subset)
+    job.task.analysed.load(loaded, job.subset)
     dataset = task.dataset(job.subset)
     longest = max(max(map(int, dataset.size(index))) for index in range(len(dataset)))
     batches = task.get_batch_iterator(

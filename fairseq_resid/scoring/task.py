@@ -171,43 +171,70 @@ class Batch(ABC):
         """Return a state with the examples in the first dimension."""
 
 
-class Task(ABC, Generic[D]):
-    """The properties and operations of one task.
+@dataclass(frozen=True)
+class Words:
+    """What one example is called, one prediction (the unit of the NLL), and one output text."""
 
-    folder: the kind of its data folders
-    example: name of one example; prediction: name of one prediction, the unit of the NLL
-    output: name of one output text
-    has_averages: whether averages of checkpoints are scored; otherwise only the last checkpoint is
-    best: the model whose scores a study compares
-    shows_spread: whether evaluating several runs also prints their spread over seeds
-    can_decode: whether its models decode with attention to a source sentence
-
-    table_headings: scores and speed in a table of runs; headings: columns of a comparison
-    measures: the measures of a study, by name; shown: additional scores in its table
-    floor: a measure and a threshold; a run with a lower score did not train, and its arm is not tested for significance
-    curve: the quantity of analysis/curves.py that a study plots by epoch
-    kept_files: patterns of the files in RUN/decode that a study keeps
-    """
-
-    folder: FolderKind
     example: str
     prediction: str
-    output = "text"
-    has_averages: bool
-    best: str
-    shows_spread = False
-    can_decode = False
-    table_headings: tuple[str, str, str]
-    headings: tuple[str, ...]
-    measures: Mapping[str, Measure]
-    shown: tuple[str, ...] = ()
-    floor: tuple[str, float] | None = None
-    curve: str
-    kept_files: tuple[str, ...]
+    output: str = "text"
 
     @property
     def examples(self) -> str:
         return f"{self.example}s"
+
+
+@dataclass(frozen=True)
+class Studied(Generic[D]):
+    """What a study does with the models of a task.
+
+    measures: by name; best: the model whose scores are compared; shown: additional scores in the table
+    floor: a measure and a threshold; a run with a lower score did not train, and its arm is not tested for significance
+    curve: the quantity of analysis/curves.py that is plotted by epoch
+    kept_files: patterns of the files in RUN/decode that are kept
+    score_together: returns the scores of a model on the concatenation of test sets, which are given by measure
+    """
+
+    measures: Mapping[str, Measure]
+    best: str
+    curve: str
+    kept_files: tuple[str, ...]
+    score_together: Callable[[Sequence[ScoringJob[D]], str, Mapping[str, Sequence[str]]], dict[str, Scored]]
+    shown: tuple[str, ...] = ()
+    floor: tuple[str, float] | None = None
+
+
+@dataclass(frozen=True)
+class Analysed:
+    """How an analysis reads the examples of a task.
+
+    load: loads a subset into fairseq's task, without augmentation; ValueError if the data folder does not contain it
+    fits: returns, for every example of a loaded subset, whether it is short enough for the model
+    batches: yields the chosen examples in batches with at most so many padded positions per side
+    """
+
+    load: Callable[[Loaded, str], None]
+    fits: Callable[[Loaded, str], np.ndarray]
+    batches: Callable[[Loaded, str, list[int], int], Iterator[Batch]]
+
+
+class Task(ABC, Generic[D]):
+    """The properties and operations of one task.
+
+    folder: the kind of its data folders
+    has_averages: whether averages of checkpoints are scored; otherwise only the last checkpoint is
+    shows_spread: whether evaluating several runs also prints their spread over seeds
+    table_headings: scores and speed in a table of runs; headings: columns of a comparison
+    """
+
+    folder: FolderKind
+    words: Words
+    studied: Studied[D]
+    analysed: Analysed
+    has_averages: bool
+    shows_spread = False
+    table_headings: tuple[str, str, str]
+    headings: tuple[str, ...]
 
     # ---------------------------------------------------------------------------------------------------- evaluation
 
@@ -265,10 +292,6 @@ class Task(ABC, Generic[D]):
     def table_scores(self, run: Run, results: Results) -> tuple[str, str]:
         """Return the two scores of a run for the table."""
 
-    @abstractmethod
-    def bleu(self, results: Results) -> float | None:
-        """Return the BLEU that `--at-least` is compared with; None if the task has no BLEU."""
-
     # ---------------------------------------------------------------------------------------------------- comparison
 
     @abstractmethod
@@ -292,12 +315,8 @@ class Task(ABC, Generic[D]):
         return self.headings[:3], list(rows)
 
     @abstractmethod
-    def spread(self, scores: list[float]) -> str:
-        """Return a summary of the scores of several seeds."""
-
-    def setting_name(self, candidate: Candidate) -> str:
-        """Return the name of a group of runs that differ only in their seeds."""
-        return candidate.results.architecture
+    def spread(self, seeds: Sequence[Candidate]) -> str:
+        """Return a summary of the scores of runs that differ only by seed."""
 
     def texts(self, candidates: Sequence[Candidate], data: Path | None = None) -> Texts | None:
         """Return the texts that the candidates produced; None if the task does not produce text.
@@ -305,31 +324,6 @@ class Task(ABC, Generic[D]):
         data: the data folder, if it is not the one named in the results
         """
         return None
-
-    # ------------------------------------------------------------------------------------------------------- studies
-
-    @abstractmethod
-    def score_together(
-        self, jobs: Sequence[ScoringJob[D]], model: str, tests: Mapping[str, Sequence[str]]
-    ) -> dict[str, Scored]:
-        """Return a model's scores on the concatenation of a measure's test sets; tests: the test sets by measure."""
-
-    # ------------------------------------------------------------------------------------------------------ analysis
-
-    @abstractmethod
-    def load_examples(self, loaded: Loaded, subset: str) -> None:
-        """Load a subset into fairseq's task, without augmentation.
-
-        Raises: ValueError if the data folder does not contain it.
-        """
-
-    @abstractmethod
-    def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
-        """Return, for every example of a loaded subset, whether it is short enough for the model."""
-
-    @abstractmethod
-    def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
-        """Yield the chosen examples in batches with at most `max_tokens` padded positions per side."""
 
 
 def conditions(results: Results, model: str, score: str = "BLEU") -> dict[str, object]:

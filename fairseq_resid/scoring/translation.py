@@ -24,14 +24,17 @@ from . import decoding, likelihood, published, significance, translation_scores
 from .task import (
     LAST,
     NLL,
+    Analysed,
     Batch,
     Candidate,
     Measure,
     ScoredModel,
     ScoringJob,
+    Studied,
     TableRows,
     Task,
     Texts,
+    Words,
     check_conditions,
     is_kept,
     mean_of_sums,
@@ -191,6 +194,12 @@ def fitting(loaded: Loaded, subset: str) -> np.ndarray:
     return found & (np.asarray(dataset.tgt_sizes) <= longest[1])
 
 
+def text_batches(loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
+    from .batches import batches  # imports torch
+
+    return batches(loaded, subset, chosen, max_tokens)
+
+
 def digest(lines: Sequence[str]) -> str:
     """Return the SHA-256 of reference texts, in hex."""
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -215,22 +224,60 @@ def _bleu_parts(run: Run, subset: str) -> list[list[float]]:
     return read_rows(run.file(f"decode/{subset}.averaged.bleu"), counts, "two lengths and eight n-gram counts")
 
 
+def score_together(
+    jobs: Sequence[ScoringJob[Corpus]], model: str, tests: Mapping[str, Sequence[str]]
+) -> dict[str, Scored]:
+    hypotheses: list[str] = []
+    references: list[str] = []
+    sentences: list[likelihood.Sentence] = []
+    for job in jobs:
+        translated, expected = read_lines(job.decoded(model, "hyp")), job.data.references(job.subset)
+        rows = translation_scores.statistics(translated, expected, job.data.tokenize)
+        write_text(job.decoded(model, "bleu"), "".join("\t".join(map(str, row)) + "\n" for row in rows))
+        if job.subset in tests["BLEU"]:
+            hypotheses += translated
+            references += expected
+        if job.subset in tests[NLL]:
+            sentences += likelihood.read_nll(job.decoded(model, "nll"))
+    corpus = jobs[0].data
+    scores = {
+        NLL: translation_scores.Score(likelihood.mean(sentences), likelihood.UNIT),
+        "BLEU": translation_scores.bleu(hypotheses, references, corpus.tokenize),
+        "chrF": translation_scores.side_by_side(hypotheses, references, corpus.form, corpus.tokenize)["chrF"],
+    }
+    return {name: Scored(round(score.value, 5), score.signature) for name, score in scores.items()}
+
+
+def load_examples(loaded: Loaded, subset: str) -> None:
+    require_subset(loaded.data, subset, loaded.task.cfg.source_lang, loaded.task.cfg.target_lang)
+    check_texts(loaded.data, subset)
+    loaded.task.load_dataset(subset)
+
+
+STUDIED = Studied(
+    measures={
+        NLL: Measure(_nll_parts, mean_of_sums, 4, True),
+        "BLEU": Measure(_bleu_parts, translation_scores.bleu_of, 2, False),
+    },
+    best="averaged",
+    curve="valid NLL",
+    kept_files=("*.nll", "*.averaged.hyp", "*.averaged.bleu", "*.epochs*.hyp", "*.epochs*.bleu"),
+    score_together=score_together,
+    shown=("chrF",),
+    floor=("BLEU", 10.0),
+)
+
+
 class Translation(Task[Corpus]):
     """Machine translation."""
 
     folder = folders.TEXT
-    example, prediction, output = "sentence", "token", "translation"
-    has_averages, best, can_decode = True, "averaged", True
+    words = Words("sentence", "token", "translation")
+    studied = STUDIED
+    analysed = Analysed(load_examples, fitting, text_batches)
+    has_averages = True
     table_headings = ("BLEU avg", "BLEU last", "tokens/s")
     headings = ("run", "architecture", "BLEU", "difference", "95% interval", "p bootstrap", "p randomisation")
-    measures = {  # noqa: RUF012
-        NLL: Measure(_nll_parts, mean_of_sums, 4, True),
-        "BLEU": Measure(_bleu_parts, translation_scores.bleu_of, 2, False),
-    }
-    shown = ("chrF",)
-    floor = ("BLEU", 10.0)
-    curve = "valid NLL"
-    kept_files = ("*.nll", "*.averaged.hyp", "*.averaged.bleu", "*.epochs*.hyp", "*.epochs*.bleu")
 
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> Corpus:
         corpus = Corpus.read(path, direction_of(state, run.last, path))
@@ -324,9 +371,6 @@ class Translation(Task[Corpus]):
         assert results.bleu is not None
         return f"{results.bleu.averaged:.2f}", f"{results.bleu.last:.2f}"
 
-    def bleu(self, results: Results) -> float | None:
-        return None if results.bleu is None else results.bleu.averaged
-
     def read_outputs(
         self, run: Run, subset: str, results: Results, model: str, data: Path | None
     ) -> tuple[float, Translations]:
@@ -384,7 +428,8 @@ class Translation(Task[Corpus]):
         results = candidates[0].results
         return rows, [f"{results.corpus} {results.subset}, {candidates[0].model}", *signatures]
 
-    def spread(self, scores: list[float]) -> str:
+    def spread(self, seeds: Sequence[Candidate]) -> str:
+        scores = [each.score for each in seeds]
         return f"BLEU {statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
 
     def texts(self, candidates: Sequence[Candidate], data: Path | None = None) -> Texts:
@@ -397,42 +442,6 @@ class Translation(Task[Corpus]):
         return Texts(
             sources, [[line] for line in references], {each.name: each.outputs.hypotheses for each in candidates}
         )
-
-    def score_together(
-        self, jobs: Sequence[ScoringJob[Corpus]], model: str, tests: Mapping[str, Sequence[str]]
-    ) -> dict[str, Scored]:
-        hypotheses: list[str] = []
-        references: list[str] = []
-        sentences: list[likelihood.Sentence] = []
-        for job in jobs:
-            translated, expected = read_lines(job.decoded(model, "hyp")), job.data.references(job.subset)
-            rows = translation_scores.statistics(translated, expected, job.data.tokenize)
-            write_text(job.decoded(model, "bleu"), "".join("\t".join(map(str, row)) + "\n" for row in rows))
-            if job.subset in tests["BLEU"]:
-                hypotheses += translated
-                references += expected
-            if job.subset in tests[NLL]:
-                sentences += likelihood.read_nll(job.decoded(model, "nll"))
-        corpus = jobs[0].data
-        scores = {
-            NLL: translation_scores.Score(likelihood.mean(sentences), likelihood.UNIT),
-            "BLEU": translation_scores.bleu(hypotheses, references, corpus.tokenize),
-            "chrF": translation_scores.side_by_side(hypotheses, references, corpus.form, corpus.tokenize)["chrF"],
-        }
-        return {name: Scored(round(score.value, 5), score.signature) for name, score in scores.items()}
-
-    def load_examples(self, loaded: Loaded, subset: str) -> None:
-        require_subset(loaded.data, subset, loaded.task.cfg.source_lang, loaded.task.cfg.target_lang)
-        check_texts(loaded.data, subset)
-        loaded.task.load_dataset(subset)
-
-    def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
-        return fitting(loaded, subset)
-
-    def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
-        from .batches import batches
-
-        return batches(loaded, subset, chosen, max_tokens)
 
 
 TRANSLATION = Translation()

@@ -77,7 +77,7 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
         write_log(run, Run(partial))
         for path in run.files("results*.json"):
             shutil.copyfile(path, partial / path.name)
-        for pattern in (pattern for task in kinds.TASKS for pattern in task.kept_files):
+        for pattern in (pattern for task in kinds.TASKS for pattern in task.studied.kept_files):
             for path in run.files(f"decode/{pattern}"):
                 pack(path, Run(partial).decode)
         analysis = run.file("analysis/analysis.json")
@@ -111,7 +111,7 @@ def scoring_terms(study: Study, run: Planned) -> dict[str, Any]:
     """Return the settings for scoring in a study file, which must be the same for all runs."""
     tuning = study.tuning
     averages = study.task.has_averages
-    by_measure = {measure: list(study.tests_of(measure)) for measure in study.task.measures}
+    by_measure = {measure: list(study.tests_of(measure)) for measure in study.task.studied.measures}
     tests = by_measure if isinstance(study.tests, dict) else list(study.tests)
     decoding = recipe.evaluation(study.recipe)
     found: dict[str, Any] = {"evaluate": decoding} if decoding else {}

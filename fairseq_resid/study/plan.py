@@ -150,7 +150,7 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def all_tests(self) -> tuple[str, ...]:
         """The test sets of all measures."""
-        return tuple(dict.fromkeys(test for measure in self.task.measures for test in self.tests_of(measure)))
+        return tuple(dict.fromkeys(test for measure in self.task.studied.measures for test in self.tests_of(measure)))
 
 
 @dataclass(frozen=True)
@@ -228,10 +228,10 @@ def other_files(study: Study, path: Path) -> dict[str, Path]:
 def difference_in_scoring(study: Study, other: Study) -> str:
     """Return why the runs of another study cannot appear in a study's contrasts; "" if they can."""
     if other.task is not study.task:
-        return f"measure: {other.measure}: must be {' or '.join(study.task.measures)}"
+        return f"measure: {other.measure}: must be {' or '.join(study.task.studied.measures)}"
     if study.task.has_averages and other.average != study.average:
         return f"average: {other.average}: must be {study.average}"
-    for measure in study.task.measures:
+    for measure in study.task.studied.measures:
         if lacking := [test for test in study.tests_of(measure) if test not in other.tests_of(measure)]:
             return f"tests: {', '.join(other.tests_of(measure))}: must include {', '.join(lacking)}"
     try:
@@ -249,10 +249,10 @@ def _check(study: Study) -> None:
         raise ValueError(f"measure: {study.measure}: must be {' or '.join(kinds.measures())}")
     if study.baseline not in study.arms:
         raise ValueError(f"baseline: {study.baseline}: no such arm; choose from {', '.join(study.arms)}")
-    if isinstance(study.tests, dict) and study.tests.keys() != study.task.measures.keys():
-        needed = " and ".join(study.task.measures)
+    if isinstance(study.tests, dict) and study.tests.keys() != study.task.studied.measures.keys():
+        needed = " and ".join(study.task.studied.measures)
         raise ValueError(f"tests: {', '.join(study.tests)}: must be one list for each of {needed}")
-    for measure in study.task.measures:
+    for measure in study.task.studied.measures:
         tests = study.tests_of(measure)
         if not tests or len(set(tests)) < len(tests):
             raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: must be one or more different test sets")

@@ -52,7 +52,7 @@ def main_effect(results: StudyResults, row: Row) -> Effect:
 
 
 def is_less_better(measure: str) -> bool:
-    return kinds.of_measure(measure).measures[measure].is_less_better
+    return kinds.of_measure(measure).studied.measures[measure].is_less_better
 
 
 def direction(results: StudyResults) -> str:
@@ -117,7 +117,7 @@ def gap(study: Study, results: StudyResults, path: Path) -> bool:
                 axis.plot(*zip(*row.gap, strict=True), label=label, **style, **look(study, row.arm))
             axis.axhline(0, color="black", linewidth=0.8)
             axis.set_title(setting, loc="left")
-            axis.set_ylabel(f"{study.task.curve.replace('valid', 'validation')}\nminus {results.baseline}'s")
+            axis.set_ylabel(f"{study.task.studied.curve.replace('valid', 'validation')}\nminus {results.baseline}'s")
             axis.xaxis.get_major_locator().set_params(integer=True)
         axis.set_xlabel("epoch")
         lines = {line.get_label(): line for each in axes[:, 0] for line in each.get_lines()[:-1]}

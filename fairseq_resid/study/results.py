@@ -201,13 +201,13 @@ class KeptRuns:
 
     def _parts(self, folder: Path, measure: str, tests: tuple[str, ...]) -> np.ndarray:
         """Return the parts of a measure for every sentence of the test sets, for one run."""
-        run, of = Run(folder), self.study.task.measures[measure]
+        run, of = Run(folder), self.study.task.studied.measures[measure]
         return np.array([row for subset in tests for row in of.parts(run, subset)])
 
     def _values(self, folder: Path, measure: str) -> np.ndarray:
         """Return the pseudo-values of a measure for every sentence of all its test sets, for one run."""
         return pseudo_values(
-            self.parts(folder, measure, self.study.tests_of(measure)), self.study.task.measures[measure].score
+            self.parts(folder, measure, self.study.tests_of(measure)), self.study.task.studied.measures[measure].score
         )
 
     def quarter(self, groups: Sequence[Sequence[Ended]], measure: str, number: int) -> list[np.ndarray]:
@@ -218,7 +218,7 @@ class KeptRuns:
         quarters, the list can be empty.
         Raises: ValueError naming the run whose NLL has another number of sentences than the measure.
         """
-        tests, of = self.study.tests_of(self.study.measure), self.study.task.measures[measure]
+        tests, of = self.study.tests_of(self.study.measure), self.study.task.studied.measures[measure]
         means, parts = [], []
         for group in groups:
             nll = [self.parts(run.folder, NLL, tests) for run in group]
@@ -226,9 +226,8 @@ class KeptRuns:
             parts.append([self.parts(run.folder, measure, tests) for run in group])
             for run, its, part in zip(group, nll, parts[-1], strict=True):
                 if len(its) != len(part):
-                    raise ValueError(
-                        f"{run.folder}: NLL of {len(its)} {self.study.task.examples}, but {measure} of {len(part)}"
-                    )
+                    examples = self.study.task.words.examples
+                    raise ValueError(f"{run.folder}: NLL of {len(its)} {examples}, but {measure} of {len(part)}")
         chosen = np.array_split(np.argsort(np.mean(means, axis=0), kind="stable"), QUARTERS)[number]
         if not chosen.size:
             return []
@@ -251,7 +250,9 @@ class KeptRuns:
         for measure in measures:
             count = len(self.values(first, measure))
             if strange := [folder for folder in others if len(self.values(folder, measure)) != count]:
-                raise ValueError(f"{strange[0]}: was scored on a different number of {task.examples} than {first.name}")
+                raise ValueError(
+                    f"{strange[0]}: was scored on a different number of {task.words.examples} than {first.name}"
+                )
             if quarter is None:
                 samples = [np.stack([self.values(run.folder, measure) for run in group]) for group in finished]
             else:
@@ -262,9 +263,9 @@ class KeptRuns:
         untested = ""
         if lost := sum(map(len, groups)) - sum(seeds):
             untested = f"{lost} diverged"
-        elif task.floor is not None:
-            name, least = task.floor
-            if any(run.note.scores[task.best][name].score < least for group in finished for run in group):
+        elif task.studied.floor is not None:
+            name, least = task.studied.floor
+            if any(run.note.scores[task.studied.best][name].score < least for group in finished for run in group):
                 untested = f"{name} below {least:g}"
         if untested:
             effects = {measure: Effect(found.difference) for measure, found in effects.items()}
@@ -338,16 +339,18 @@ def build_results(
         title=study.title,
         measure=study.measure,
         baseline=study.baseline,
-        tests={measure: list(study.tests_of(measure)) for measure in study.task.measures},
+        tests={measure: list(study.tests_of(measure)) for measure in study.task.studied.measures},
         sentences={
             measure: 0 if first is None else len(kept.values(folder / first.run.name, measure))
-            for measure in study.task.measures
+            for measure in study.task.studied.measures
         },
-        signatures={name: score.signature for name, score in first.scores[study.task.best].items()} if first else {},
+        signatures={name: score.signature for name, score in first.scores[study.task.studied.best].items()}
+        if first
+        else {},
         rows=rows,
         interactions=_interactions(kept, rows),
         contrasts=[
-            Contrast(list(groups), kept.compare([kept.group(text) for text in groups], study.task.measures))
+            Contrast(list(groups), kept.compare([kept.group(text) for text in groups], study.task.studied.measures))
             for groups in study.contrasts
         ],
         tuned=[
@@ -447,8 +450,8 @@ def _row(kept: KeptRuns, cell: Cell) -> Row | None:
         next((note.parameters for note in finished), None),
         plain.fmean(hours) if hours else None,
         means,
-        by_seed=[note.scores[task.best][measure].score for note in finished],
-        curve=mean_curve([validation(Run(kept.folder / note.run.name), task.curve) for note in finished]),
+        by_seed=[note.scores[task.studied.best][measure].score for note in finished],
+        curve=mean_curve([validation(Run(kept.folder / note.run.name), task.studied.curve) for note in finished]),
     )
 
 
@@ -458,7 +461,7 @@ def _against(kept: KeptRuns, row: Row, rows: Sequence[Row]) -> Row:
     if base is None or row.arm == kept.study.baseline:
         return row
     groups = [kept.ended(row), kept.ended(base)]
-    found = kept.compare(groups, kept.study.task.measures)
+    found = kept.compare(groups, kept.study.task.studied.measures)
     if not found.effects:
         return row
     measures = dict.fromkeys((NLL, kept.study.measure))

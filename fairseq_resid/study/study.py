@@ -167,7 +167,7 @@ def said(state: State, name: str) -> str:
     note = state.notes[name]
     if note.outcome == "diverged":
         return "diverged"
-    scores = note.scores.get(state.study.task.best)
+    scores = note.scores.get(state.study.task.studied.best)
     text = ", ".join(f"{kind} {score.score:.4g}" for kind, score in scores.items()) if scores else ""
     return text or f"valid NLL {note.nll:.4f}"
 

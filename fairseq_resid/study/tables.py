@@ -79,9 +79,9 @@ def visible(one: Effect | None, digits: int) -> str:
 def tables(results: StudyResults) -> list[StudyTable]:
     """Return the non-empty tables of a study."""
     task, main = kinds.of_measure(results.measure), results.measure
-    digits = {name: one.digits for name, one in task.measures.items()}
+    digits = {name: one.digits for name, one in task.studied.measures.items()}
     found = []
-    for name in sorted(task.measures, key=lambda name: name != main):
+    for name in sorted(task.studied.measures, key=lambda name: name != main):
         compared: list[Sequence[str]] = []
         for row in results.rows:
             if row.against is None:
@@ -109,10 +109,10 @@ def tables(results: StudyResults) -> list[StudyTable]:
     for contrast in results.contrasts:
         pairs = [" minus ".join(pair) for pair in zip(contrast.groups[::2], contrast.groups[1::2], strict=True)]
         cells = [pairs[0] if len(pairs) == 1 else f"({pairs[0]}) minus ({pairs[1]})", seeds_of(contrast.comparison)]
-        for name in task.measures:
+        for name in task.studied.measures:
             cells += effect_cells(contrast.comparison, name, digits[name])
         contrasts.append(cells)
-    headings = ("groups", "seeds", *(head for name in task.measures for head in (name, *EFFECT[1:])))
+    headings = ("groups", "seeds", *(head for name in task.studied.measures for head in (name, *EFFECT[1:])))
     found.append(StudyTable("Contrasts (p not corrected)", headings, contrasts, 2))
     tried: list[Sequence[str]] = [
         (
@@ -141,10 +141,13 @@ def without_empty_columns(table: StudyTable) -> StudyTable:
 def scores(results: StudyResults) -> StudyTable:
     """Return the table of scores of every arm, with its size and the duration of a run."""
     task = kinds.of_measure(results.measure)
-    shown = {**{name: one.digits for name, one in task.measures.items()}, **dict.fromkeys(task.shown, 2)}
-    columns = [(task.best, name, name, count) for name, count in shown.items()]
+    shown = {
+        **{name: one.digits for name, one in task.studied.measures.items()},
+        **dict.fromkeys(task.studied.shown, 2),
+    }
+    columns = [(task.studied.best, name, name, count) for name, count in shown.items()]
     # Scores of the last checkpoint and of the study's additional averages.
-    models = dict.fromkeys(model for row in results.rows for model in row.means if model != task.best)
+    models = dict.fromkeys(model for row in results.rows for model in row.means if model != task.studied.best)
     columns += [
         (
             model,
@@ -171,7 +174,7 @@ def scores(results: StudyResults) -> StudyTable:
 
 def quarters(results: StudyResults) -> StudyTable:
     """Return the table of differences from the baseline by difficulty."""
-    measures = kinds.of_measure(results.measure).measures
+    measures = kinds.of_measure(results.measure).studied.measures
     rows: list[Sequence[str]] = []
     for row in results.rows:
         for name, measure in measures.items():
@@ -194,7 +197,7 @@ def gaps(results: StudyResults) -> StudyTable:
         for row in results.rows
         if row.gap
     ]
-    title = f"{task.curve.replace('valid', 'Validation')} minus the baseline's, by epoch"
+    title = f"{task.studied.curve.replace('valid', 'Validation')} minus the baseline's, by epoch"
     return StudyTable(title, ("setting", "arm", "at", *map(str, epochs)), rows, 3, ("gap", "curves"))
 
 
@@ -204,7 +207,7 @@ def verdict(results: StudyResults, row: Row) -> tuple[str, str]:
         return "Diverged", row.arm
     if row.against is None:
         return "Not compared", row.arm
-    measure = kinds.of_measure(results.measure).measures[results.measure]
+    measure = kinds.of_measure(results.measure).studied.measures[results.measure]
     difference = plots.main_effect(results, row).difference
     shown = f"{difference:+.{measure.digits}f}"
     if row.holm is None:
@@ -217,11 +220,11 @@ def verdict(results: StudyResults, row: Row) -> tuple[str, str]:
 def score_of(results: StudyResults, base: Row | None) -> str:
     """Return a sentence with the baseline's score."""
     task = kinds.of_measure(results.measure)
-    mean = base.means.get(task.best, {}).get(results.measure) if base else None
+    mean = base.means.get(task.studied.best, {}).get(results.measure) if base else None
     if base is None or mean is None:
         return f"{results.baseline} has {'diverged' if base and base.diverged else 'not finished'}."
     of = f" ({len(base.seeds)} of {base.planned} seeds)" if len(base.seeds) < base.planned else ""
-    return f"{results.baseline} has {results.measure} {mean.text(task.measures[results.measure].digits)}{of}."
+    return f"{results.baseline} has {results.measure} {mean.text(task.studied.measures[results.measure].digits)}{of}."
 
 
 def summary(results: StudyResults) -> list[str]:
@@ -262,29 +265,30 @@ def notes(results: StudyResults) -> list[str]:
     where: dict[str, list[str]] = {}
     for measure, tests in results.tests.items():
         together = " taken together" if len(tests) > 1 else ""
-        count = f", {results.sentences[measure]:,} {task.examples}" if results.sentences[measure] else ""
+        count = f", {results.sentences[measure]:,} {task.words.examples}" if results.sentences[measure] else ""
         where.setdefault(f"{', '.join(tests)}{together}{count}", []).append(measure)
     of = [f"{text} ({', '.join(names)})" if len(where) > 1 else text for text, names in where.items()]
     reasons = ["a group has a single seed", "a training run diverged"]
-    if task.floor is not None:
-        reasons.append(f"a run did not train ({task.floor[0]} below {task.floor[1]:g})")
+    if task.studied.floor is not None:
+        reasons.append(f"a run did not train ({task.studied.floor[0]} below {task.studied.floor[1]:g})")
     families = "with the flags of the recipe"
     if any(row.at for row in results.rows):
         families = (
             "at one choice of the tuned value (own best, baseline's best, or a fixed value). An arm whose own best "
             "value is the baseline's belongs to both families"
         )
+    of_examples, test_sets = task.words.examples, ", ".join(results.tests[results.measure])
     lines = [
         f"Test sets: {'; '.join(of)}. Measure, fixed before the runs: {results.measure}. Baseline: {results.baseline}.",
         *(f"{name}: {signature}." for name, signature in results.signatures.items()),
-        f"Scores are mean ± standard deviation over seeds, of the {task.best} model.",
+        f"Scores are mean ± standard deviation over seeds, of the {task.studied.best} model.",
         f"Differences use all seeds of both groups. Intervals and p both come from one variance over seeds, "
-        f"{task.examples} and their interaction, with Satterthwaite's degrees of freedom.",
+        f"{task.words.examples} and their interaction, with Satterthwaite's degrees of freedom.",
         f"There is no interval and no p if {', '.join(reasons[:-1])} or {reasons[-1]}.",
         f"Better and worse: the Holm-corrected p is below {LEVEL:g}. No measurable difference: it is not; a difference "
         "may still exist.",
-        f"By difficulty: the {task.examples} of {', '.join(results.tests[results.measure])} are ordered by NLL per "
-        f"{task.prediction}, the mean of arm and baseline, and divided into four equal parts.",
+        f"By difficulty: the {of_examples} of {test_sets} are ordered by NLL per "
+        f"{task.words.prediction}, the mean of arm and baseline, and divided into four equal parts.",
         "Holm's correction covers one family of tests at a time: all arms compared with the baseline in one setting, "
         f"{families}.",
         f"Smallest detectable: about the smallest true difference that would be found with {POWER:.0%} power at the "

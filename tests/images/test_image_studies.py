@@ -29,7 +29,7 @@ def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
     ]
     write_answers(answers_file(Run(tmp_path), "test"), given)
     for name, expected in (("error", 50.0), ("NLL", 1.5)):
-        measure = kinds.of_measure("error").measures[name]
+        measure = kinds.of_measure("error").studied.measures[name]
         assert measure.score(np.array(measure.parts(Run(tmp_path), "test")).sum(axis=0)) == pytest.approx(expected)
 
 
@@ -39,7 +39,7 @@ def test_each_measure_is_scored_on_its_own_test_sets(tmp_path: Path) -> None:
         write_answers(answers_file(run, subset), [Answer(1, predicted, nll)] * 4)
     jobs = [SimpleNamespace(run=run, subset=subset) for subset in ("test", "valid")]
     tests = {"error": ("test",), "NLL": ("test", "valid")}
-    scores = kinds.of_measure("error").score_together(jobs, "last", tests)
+    scores = kinds.of_measure("error").studied.score_together(jobs, "last", tests)
     assert (scores["error"].score, scores["NLL"].score) == (0.0, 1.0)
 
 

@@ -32,7 +32,7 @@ def test_kind_is_found_by_fairseq_task_and_example(task: Task[Any]) -> None:
     assert kinds.of_name(name) is task and folders.of_task(name) is task.folder
     for section in ({"_name": name}, Namespace(_name=name), Namespace(_name=None, task=name)):
         assert kinds.of_checkpoint({"task": section}) is task
-    assert kinds.of_example(task.example) is task
+    assert kinds.of_example(task.words.example) is task
 
 
 def test_unknown_names_default_to_translation() -> None:
@@ -50,9 +50,9 @@ def test_kind_of_results_and_measures_is_found() -> None:
 
 def test_attributes_of_every_task_are_consistent() -> None:
     for task in kinds.TASKS:
-        assert task.best == ("averaged" if task.has_averages else "last")
-        assert task.floor is None or task.floor[0] in task.measures
-        assert not set(task.shown) & set(task.measures)
+        assert task.studied.best == ("averaged" if task.has_averages else "last")
+        assert task.studied.floor is None or task.studied.floor[0] in task.studied.measures
+        assert not set(task.studied.shown) & set(task.studied.measures)
         assert len(task.headings) == 6 + task.has_averages and task.headings[:2] == ("run", "architecture")
 
 
