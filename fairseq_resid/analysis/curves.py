@@ -83,7 +83,7 @@ def time_of(line: str) -> float | None:
     """Return the timestamp of a log line in seconds, or None if it has none."""
     try:
         return datetime.fromisoformat(line[:19]).timestamp()
-    except (ValueError, OverflowError):
+    except ValueError:
         return None
 
 

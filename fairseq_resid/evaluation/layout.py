@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..foreign import markdown as as_markdown
+from ..foreign import printable
 
 Rows = Sequence[Sequence[str]]
 
@@ -30,11 +31,11 @@ def show(headings: Sequence[str], rows: Rows, notes: Sequence[str], left: int, c
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < left else "right", overflow="fold")
     for cells in rows:
-        table.add_row(*map(Text, cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     if not console.is_terminal:
         console.width = max(
             console.width, table.__rich_measure__(console, console.options.update(width=10_000)).maximum
         )
     console.print(table)
     for line in notes:
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(printable(line)), soft_wrap=True)

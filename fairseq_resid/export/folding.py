@@ -216,17 +216,13 @@ def fold_stack(stack: Any) -> Stack:
     """
     made = layers_of(stack)
     check_end(stack)
-    graphs = {site.graph for _, _, site in made}
-    if len(graphs) > 1:
-        named = ", ".join(sorted(graphs))
-        raise CannotFold(f"a stack contains layers of different kinds ({named}): all must be the same; {INSTEAD}")
     positions = stack.embed_positions
     learned = isinstance(positions, torch.nn.Embedding)
     table = single(positions.weight if learned else positions.weights)[positions.padding_idx + 1 :]
     table = table[: stack.max_positions()]  # fairseq extends a sinusoidal table for longer inputs
     layer = stack.layers[0] if len(stack.layers) else None
     folded = Stack(
-        graph=graphs.pop() if graphs else "post_norm",
+        graph=made[0][2].graph if made else "post_norm",
         heads=layer.self_attn.num_heads if layer is not None else 1,
         activation=str(stack.cfg.activation_fn),
         embedding=single(stack.embed_tokens.weight),

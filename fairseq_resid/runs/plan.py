@@ -49,7 +49,7 @@ class Batches:
     @classmethod
     def of(cls, command: TrainingCommand) -> Batches | None:
         """Read the flags of a command; None if they set no batch size."""
-        limit = next((flag for flag in UNITS if flag in command), None)
+        limit = next((flag for flag in UNITS if command.integer(flag)), None)
         if limit is None:
             return None
         world_size, size, steps = (
@@ -178,7 +178,7 @@ def plan_training(
     Raises: ValueError naming contradictory flags, the devices or the effective batch.
     """
     given = recipe.and_then(extra)
-    limit = next((flag for flag in UNITS if flag in given), None)
+    limit = next((flag for flag in UNITS if given.integer(flag)), None)
     if limit is None:
         raise ValueError("batch size: neither the recipe nor a flag sets it; give --max-tokens or --batch-size")
     if effective is None:

@@ -100,11 +100,8 @@ def tokenise(lines: Sequence[str]) -> list[str]:
 def score(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
     """Score one caption per image with every measure that can be computed here.
 
-    Raises: MissingPackage if pycocoevalcap or Java is missing; ChildProcessError if the tokeniser fails; ValueError if
-    there are no images, or if the numbers of captions and images differ.
+    Raises: MissingPackage if pycocoevalcap or Java is missing; ChildProcessError if the tokeniser fails.
     """
-    if len(captions) != len(references) or not references:
-        raise ValueError(f"{len(captions)} captions for {len(references)} images: must be equal and at least 1")
     installed = folder()
     tokens = tokenise([*captions, *(text for texts in references for text in texts)])
     hypotheses = {image: [caption] for image, caption in enumerate(tokens[: len(captions)])}

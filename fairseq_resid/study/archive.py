@@ -19,7 +19,7 @@ from ..files import reading, replacing, sha256
 
 
 def kept_folder(study: Path) -> Path:
-    """Return the folder next to a study file that contains its kept runs. Raises: see `inside`."""
+    """Return the folder next to a study file that contains its kept runs."""
     return study.parent / study.stem
 
 

@@ -234,10 +234,7 @@ def difference_in_scoring(study: Study, other: Study) -> str:
     for measure in study.task.studied.measures:
         if lacking := [test for test in study.tests_of(measure) if test not in other.tests_of(measure)]:
             return f"tests: {', '.join(other.tests_of(measure))}: must include {', '.join(lacking)}"
-    try:
-        mine, theirs = (" ".join(recipe.evaluation(one.recipe)) or "no flags" for one in (study, other))
-    except ValueError as error:
-        return f"recipe: {error}"
+    mine, theirs = (" ".join(recipe.evaluation(one.recipe)) or "no flags" for one in (study, other))
     return "" if mine == theirs else f"evaluation flags of its recipe: {theirs}: must be {mine}"
 
 

@@ -174,8 +174,6 @@ def test_damaged_or_different_scores_are_refused(runs: list[Path], tmp_path: Pat
     rows = (runs[1] / "decode" / "test.averaged.cider").read_text().splitlines()
     results: dict[str, Any] = json.loads((runs[1] / "results.json").read_text())
     cases = [
-        ("decode/test.averaged.cider", "x\n", "test.averaged.cider:1: 'x': expected image, CIDEr and number"),
-        ("decode/test.averaged.cider", "", "contains CIDEr"),
         ("decode/test.averaged.cider", "\n".join(rows[1:]) + "\n", "run fairseq-resid evaluate"),
         ("decode/test.averaged.cider", "\n".join([f"9{rows[0]}", *rows[1:]]) + "\n", "different images or references"),
         ("results.json", json.dumps({**results, "preparation": {"captions": "0"}}), "different images or references"),

@@ -12,7 +12,6 @@ from fairseq_resid.runs.run import Run
 from support.evaluation import SENTENCES
 
 Capture = pytest.CaptureFixture[str]
-COMMAND = {"run.json": "train", "results.json": "evaluate"}
 
 
 def test_card_matches_run_files(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
@@ -46,16 +45,6 @@ def test_card_matches_run_files(evaluated: str, here: Run, tmp_path: Path, capsy
         "commit: c0ffee; then decade", "versions: torch 2.5",
     ):  # fmt: skip
         assert f"- {said}" in text or said in text
-    for name, broken, said in (
-        ("run.json", "{", "Input data was truncated"),
-        ("results.json", "[]", "Expected `object`"),
-    ):
-        before = (copied.path / name).read_text()
-        (copied.path / name).write_text(broken)
-        assert card.main([str(copied.path)]) == 2
-        error = capsys.readouterr().err
-        assert f"{name}: damaged, or not written by fairseq-resid {COMMAND[name]}" in error and said in error
-        (copied.path / name).write_text(before)
     copied.results().write_text(json.dumps({**results, "training": {}}))  # trained without train.log
     assert "- training: not recorded" in card.card_of(copied)
     exploded = {"num_updates": 9, "explosion": {"norm": 1e300, "update": 7, "median": 0.5}}
@@ -69,10 +58,6 @@ def test_card_matches_run_files(evaluated: str, here: Run, tmp_path: Path, capsy
     assert "- training, valid: 5 updates, not finished\n- training, test: 20 updates, not finished\n" in text
     assert "- averaged, valid: checkpoint1.pt\n- averaged, test: checkpoint2.pt\n- decoding: beam 5\n" in text
     copied.results("valid").unlink()
-    copied.results().write_text('{"training": {}}')
-    assert card.main([str(copied.path)]) == 2
-    error = capsys.readouterr().err
-    assert "results.json: damaged, or not written by fairseq-resid evaluate" in error and "Object missing" in error
     assert card.main([str(tmp_path)]) == 2 and f"{tmp_path}: not a run folder" in capsys.readouterr().err
     (tmp_path / "run.json").write_text("{}")
     assert card.main([str(tmp_path)]) == 2 and "no results.json: run fairseq-resid evaluate" in capsys.readouterr().err

@@ -167,10 +167,6 @@ def test_folder_without_evaluated_run_is_reported(data: Path, capsys: Capture) -
     assert f"no such file: run fairseq-resid evaluate {empty} first" in capsys.readouterr().err
     assert compare.main([str(one), str(empty), "--subset", "valid"]) == 2
     assert f"no such file: run fairseq-resid evaluate {one} --subset valid first" in capsys.readouterr().err
-    for content in ("{", "[]", "{}"):
-        (empty / "results.json").write_text(content)
-        assert compare.main([str(one), str(empty)]) == 2
-        assert "empty/results.json: damaged" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         compare.main([str(one)])
     assert "must be at least two" in capsys.readouterr().err

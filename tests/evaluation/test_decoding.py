@@ -74,11 +74,3 @@ def test_translation_is_restored_to_the_form_of_the_corpus(
     job = ScoringJob(Run(tmp_path / "run"), TRANSLATION, corpus, "test", "transformer", 1, True, Settings())
     assert translate(job, ScoredModel("last", checkpoint, [checkpoint])) == [restored, ""]
     assert (tmp_path / "run" / "decode" / "test.last.hyp").read_text() == f"{restored}\n\n"
-
-
-@pytest.mark.parametrize("text", [{"form": "odd"}, {"normalize": "both"}, [], "plain"])
-def test_unknown_text_form_in_corpus_json_is_reported(text: object, tmp_path: Path) -> None:
-    told = {"name": "c", "source": "vi", "target": "en", "restore": {"post_process": None}, "bleu_tokenize": "13a"}
-    (tmp_path / "corpus.json").write_text(json.dumps({**told, "text": text}))
-    with pytest.raises(ValueError, match=r"corpus\.json: "):
-        Corpus.read(tmp_path)

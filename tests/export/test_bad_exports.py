@@ -72,8 +72,7 @@ def test_missing_or_truncated_weights_are_refused(kept: float | None, folder: Pa
     file = folder / FILES[folder.name][0]
     whole = file.read_bytes()
     file.unlink() if kept is None else file.write_bytes(whole[: int(kept * len(whole))])
-    error = error_of(translate.main, folder)
-    assert str(file) in error or f"{folder}: transformers cannot load it: " in error
+    assert str(folder) in error_of(translate.main, folder)
 
 
 def test_truncated_json_is_refused(folder: Path, error_of: Any) -> None:

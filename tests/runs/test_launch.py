@@ -202,14 +202,6 @@ def test_average_from_before_the_end_of_training_is_refused(tmp_path: Path) -> N
     assert run.checkpoint("checkpoint_last.pt") == run.last and run.checkpoint("averaged.pt") == run.averaged
 
 
-@pytest.mark.parametrize("text", ["{", '{"x": 1}', "[]", '{"command": 3, "finished": true}'])
-def test_damaged_run_record_is_reported(fake_train: Path, capsys: Capture, text: str) -> None:
-    (fake_train / "run").mkdir()
-    (fake_train / "run" / "run.json").write_text(text)
-    assert launch.main(["quickstart", "--arch", "transformer", "--run", "run"]) == 2
-    assert "run/run.json: damaged" in capsys.readouterr().err and not calls(fake_train)
-
-
 def test_launcher_locks_the_run_and_stops_its_child(fake_train: Path, capsys: Capture) -> None:
     """After SIGTERM, the launcher stops fairseq-train and waits for it; until then the folder is locked."""
     (fake_train / "slow").touch()

@@ -105,14 +105,6 @@ def test_unreadable_file_keeps_the_run_folders(kept: Path) -> None:
     assert len(archive.run_folders(kept)) == 2 and not archive.archive_file(kept).exists()
 
 
-def test_runs_that_could_not_be_unpacked_are_not_packed(kept: Path) -> None:
-    (kept / "flat.sas.seed1" / "train.log").write_text("the same name as train.log.gz\n")
-    before = sorted(kept.parent.rglob("*"))
-    with pytest.raises(ValueError, match=r"train\.log' appears twice"):
-        archive.pack(kept)
-    assert sorted(kept.parent.rglob("*")) == before
-
-
 def test_archive_can_be_read_by_xz_and_tar(kept: Path) -> None:
     with lzma.open(archive.pack(kept)) as stream, tarfile.open(fileobj=stream) as tar:
         members = tar.getmembers()
