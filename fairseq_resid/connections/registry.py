@@ -83,14 +83,14 @@ def register(name: str, structure: Structure, *aliases: str) -> None:
 
 
 def names() -> list[str]:
-    """Return every name that --residual accepts, aliases last."""
-    return [*_STRUCTURES, *_ALIASES]
+    """Return every name that --residual accepts, in alphabetical order, aliases last."""
+    return [*sorted(_STRUCTURES), *sorted(_ALIASES)]
 
 
 def own_names() -> list[str]:
-    """Return the names of this package's structures, without aliases, in order of registration."""
-    package = __package__ or ""
-    return [name for name, made in _STRUCTURES.items() if made.connection.__module__.startswith(f"{package}.")]
+    """Return the names of this package's structures, without aliases, in alphabetical order."""
+    package = f"{__package__}."
+    return [name for name, made in sorted(_STRUCTURES.items()) if made.connection.__module__.startswith(package)]
 
 
 def aliases(name: str) -> list[str]:
@@ -133,7 +133,7 @@ def options(name: str) -> dict[str, Option]:
 def all_options() -> dict[str, dict[str, Option]]:
     """Return the options of all structures as {option name: {structure name: the structure's Option}}."""
     everything: dict[str, dict[str, Option]] = {}
-    for name in _STRUCTURES:
+    for name in sorted(_STRUCTURES):
         for option in options(name).values():
             everything.setdefault(option.name, {})[name] = option
     return everything
