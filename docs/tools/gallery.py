@@ -22,7 +22,7 @@ import formulas  # noqa: E402
 import residual_join  # noqa: E402
 import structure_table  # noqa: E402
 from fairseq_resid import connections  # noqa: E402
-from fairseq_resid.connections.options import Option  # noqa: E402
+from fairseq_resid.connections.core.options import Option  # noqa: E402
 
 PAGE = ROOT / "docs" / "structures.md"
 JOIN = ROOT / "docs" / "drawings" / "residual_join.svg"

@@ -12,12 +12,12 @@ import importlib
 import pkgutil
 from importlib.metadata import entry_points
 
-from .base import ResidualConnection, components, is_positional, sites
-from .folding import CannotFold, Fold
-from .norms import NORMS
-from .options import InvalidOption, Option, Options, option
-from .place import Place
-from .registry import (
+from .core.base import ResidualConnection, components, is_positional, sites
+from .core.folding import CannotFold, Fold
+from .core.norms import NORMS
+from .core.options import InvalidOption, Option, Options, option
+from .core.place import Place
+from .core.registry import (
     FINAL_NORMS,
     Profiler,
     Structure,
@@ -42,7 +42,7 @@ from .registry import (
     structure,
     uses_norm,
 )
-from .stream import ResidualStream
+from .core.stream import ResidualStream
 
 __all__ = [
     "FINAL_NORMS",

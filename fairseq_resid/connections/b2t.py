@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .options import Options
-from .place import Place
-from .registry import Structure, register
+from .core.base import ResidualConnection
+from .core.options import Options
+from .core.place import Place
+from .core.registry import Structure, register
 
 
 class BottomToTop(ResidualConnection):

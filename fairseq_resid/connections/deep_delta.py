@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .mixing import full_precision_linear, widened
-from .options import Options
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
+from .core.mixing import full_precision_linear, widened
+from .core.options import Options
+from .core.place import Place
+from .core.registry import Structure, register
+from .pre_ln import PreLayerNorm
 
 DIRECTION_EPS = 1e-5  # ε, as in the authors' code
 MOST_VALUE = 4.0  # the factor of v's sigmoid in the authors' code

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .folding import Fold, affine
-from .options import Options
-from .place import Place
-from .registry import Structure, register
+from .core.base import ResidualConnection
+from .core.folding import Fold, affine
+from .core.options import Options
+from .core.place import Place
+from .core.registry import Structure, register
 
 
 def deep_norm_scales(place: Place) -> tuple[float, float]:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .dense import mix_layers
-from .growing import append
-from .options import Options, option
-from .place import Place
-from .registry import Structure, for_all_options, register
-from .stream import ResidualStream
+from .core.base import ResidualConnection
+from .core.growing import append
+from .core.options import Options, option
+from .core.place import Place
+from .core.registry import Structure, for_all_options, register
+from .core.stream import ResidualStream
+from .dense_former import mix_layers
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .optional_norm import OptionallyNormed, OptionalNorm
-from .place import Place
-from .registry import Structure, register
+from .core.optional_norm import OptionallyNormed, OptionalNorm
+from .core.place import Place
+from .core.registry import Structure, register
 
 SHORTCUT_DROPOUT = 0.5  # He 2016b, section 3.1, "Dropout shortcut"
 

@@ -9,12 +9,12 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .norms import EPS
-from .options import Options, option
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
-from .stream import ResidualStream
+from .core.norms import EPS
+from .core.options import Options, option
+from .core.place import Place
+from .core.registry import Structure, register
+from .core.stream import ResidualStream
+from .pre_ln import PreLayerNorm
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .options import Options
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
+from .core.base import ResidualConnection
+from .core.options import Options
+from .core.place import Place
+from .core.registry import Structure, register
+from .pre_ln import PreLayerNorm
 
 
 class GradientPreservingScaling(PreLayerNorm):

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .base import xavier_uniform
-from .options import Options, option
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
+from .core.base import xavier_uniform
+from .core.options import Options, option
+from .core.place import Place
+from .core.registry import Structure, register
+from .pre_ln import PreLayerNorm
 
 
 @dataclass(frozen=True)

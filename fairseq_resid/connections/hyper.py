@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import sinkhorn
-from .base import ResidualConnection, xavier_uniform
-from .mixing import full_precision_linear, mix, widened
-from .norms import EPS
-from .options import InvalidOption, Options, option
-from .place import Place
-from .registry import Structure, register
-from .stream import ResidualStream
+from .core.base import ResidualConnection, xavier_uniform
+from .core.mixing import full_precision_linear, mix, widened
+from .core.norms import EPS
+from .core.options import InvalidOption, Options, option
+from .core.place import Place
+from .core.registry import Structure, register
+from .core.stream import ResidualStream
 
 SCALE = 0.01  # initial value of s (Zhu 2024, section 3.2) and of a (Xie 2025)
 SINKHORN_STEPS = 20

@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .options import InvalidOption, Options, option
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
+from .core.options import InvalidOption, Options, option
+from .core.place import Place
+from .core.registry import Structure, register
+from .pre_ln import PreLayerNorm
 
 MOST_RANK = 32  # of the map, by default
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import dense_gate
-from .base import xavier_uniform
-from .optional_norm import OptionallyNormed, OptionalNorm
-from .place import Place
-from .registry import Structure, register
+from .core.base import xavier_uniform
+from .core.optional_norm import OptionallyNormed, OptionalNorm
+from .core.place import Place
+from .core.registry import Structure, register
 
 
 class LinearShortcut(OptionallyNormed):

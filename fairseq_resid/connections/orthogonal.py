@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from .mixing import widened
-from .options import Options
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
+from .core.mixing import widened
+from .core.options import Options
+from .core.place import Place
+from .core.registry import Structure, register
+from .pre_ln import PreLayerNorm
 
 PROJECTION_EPS = 1e-6  # ε, as in the authors' code
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import ResidualConnection
-from .options import Options
-from .place import Place
-from .registry import Structure, register
-from .stream import ResidualStream
+from .core.base import ResidualConnection
+from .core.options import Options
+from .core.place import Place
+from .core.registry import Structure, register
+from .core.stream import ResidualStream
 
 
 def two_streams(state: Tensor, dim: int) -> tuple[Tensor, Tensor]:

@@ -22,7 +22,7 @@ from fairseq.trainer import Trainer
 from omegaconf import OmegaConf
 
 from fairseq_resid import connections
-from fairseq_resid.connections.self_adaptive import SelfAdaptiveScaling
+from fairseq_resid.connections.sas import SelfAdaptiveScaling
 from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.models import ResidualTransformerModel
 from fairseq_resid.models.layers import ResidualEncoderLayer

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import dense_gate, scaling_gate, single_layer_gate
-from .base import ResidualConnection, xavier_uniform
-from .options import Options, option
-from .place import Place
-from .registry import Structure, register
+from .core.base import ResidualConnection, xavier_uniform
+from .core.options import Options, option
+from .core.place import Place
+from .core.registry import Structure, register
 
 
 class ScalingGate(nn.Module):

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .folding import Fold, affine
-from .options import Options, option
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
+from .core.base import ResidualConnection
+from .core.folding import Fold, affine
+from .core.options import Options, option
+from .core.place import Place
+from .core.registry import Structure, register
+from .pre_ln import PreLayerNorm
 
 
 class LayerScale(PreLayerNorm):

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .folding import CannotFold, Fold, as_post_norm
-from .norms import divisor
-from .options import Options, option
-from .place import Place
-from .registry import Structure, register
+from .core.base import ResidualConnection
+from .core.folding import CannotFold, Fold, as_post_norm
+from .core.norms import divisor
+from .core.options import Options, option
+from .core.place import Place
+from .core.registry import Structure, register
 
 
 @dataclass(frozen=True)

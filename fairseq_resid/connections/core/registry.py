@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..ops import BACKENDS, settled
+from ...ops import BACKENDS, settled
 from .base import ResidualConnection
 from .folding import Fold
 from .norms import layer_norm
@@ -89,7 +89,7 @@ def names() -> list[str]:
 
 def own_names() -> list[str]:
     """Return the names of this package's structures, without aliases, in alphabetical order."""
-    package = f"{__package__}."
+    package = __name__.removesuffix("core.registry")
     return [name for name, made in sorted(_STRUCTURES.items()) if made.connection.__module__.startswith(package)]
 
 

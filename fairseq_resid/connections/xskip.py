@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import ResidualConnection
-from .folding import Fold, affine
-from .options import Options, option
-from .place import Place
-from .registry import Structure, for_no_options, register
+from .core.base import ResidualConnection
+from .core.folding import Fold, affine
+from .core.options import Options, option
+from .core.place import Place
+from .core.registry import Structure, for_no_options, register
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from .base import ResidualConnection
-from .folding import as_post_norm, as_pre_norm
-from .options import Options
-from .place import Place
-from .registry import Structure, register
+from .core.base import ResidualConnection
+from .core.folding import as_post_norm, as_pre_norm
+from .core.options import Options
+from .core.place import Place
+from .core.registry import Structure, register
 
 
 class PostLayerNorm(ResidualConnection):

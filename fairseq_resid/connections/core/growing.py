@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import is_recorded
+from ...ops import is_recorded
 
 
 class _Append(torch.autograd.Function):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import compiled_formula
+from ...ops import compiled_formula
 from .options import InvalidOption, Options
 from .place import Place
 

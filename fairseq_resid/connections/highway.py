@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import dense_gate
-from .base import xavier_uniform
-from .optional_norm import OptionallyNormed, OptionalNorm
-from .options import InvalidOption, option
-from .place import Place
-from .registry import Structure, register
-from .self_adaptive import ScalingGate, SingleLayerGate
+from .core.base import xavier_uniform
+from .core.optional_norm import OptionallyNormed, OptionalNorm
+from .core.options import InvalidOption, option
+from .core.place import Place
+from .core.registry import Structure, register
+from .sas import ScalingGate, SingleLayerGate
 
 
 @dataclass(frozen=True)

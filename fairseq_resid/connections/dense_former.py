@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .growing import append
-from .mixing import mix
-from .options import Options
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, for_all_options, register
-from .stream import ResidualStream
+from .core.growing import append
+from .core.mixing import mix
+from .core.options import Options
+from .core.place import Place
+from .core.registry import Structure, for_all_options, register
+from .core.stream import ResidualStream
+from .pre_ln import PreLayerNorm
 
 
 def mix_layers(state: Tensor, weights: Tensor, dim: int, step: int) -> Tensor:

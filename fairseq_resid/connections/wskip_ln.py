@@ -12,11 +12,11 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .folding import Fold, affine
-from .options import Options, option
-from .place import Place
-from .registry import Structure, register
+from .core.base import ResidualConnection
+from .core.folding import Fold, affine
+from .core.options import Options, option
+from .core.place import Place
+from .core.registry import Structure, register
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .growing import append
-from .mixing import dot, mix
-from .norms import EPS
-from .options import Options, option
-from .place import Place
-from .registry import Structure, register
-from .stream import ResidualStream
+from .core.base import ResidualConnection
+from .core.growing import append
+from .core.mixing import dot, mix
+from .core.norms import EPS
+from .core.options import Options, option
+from .core.place import Place
+from .core.registry import Structure, register
+from .core.stream import ResidualStream
 
 
 @dataclass(frozen=True)
