@@ -1,13 +1,9 @@
-"""Shortcuts with a learned weight per channel: wSkip+LN, and Admin, whose initial weights come from a first pass."""
+"""Shortcuts with a learned weight per channel: wSkip+LN."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,61 +44,6 @@ class WeightedSkipLayerNorm(ResidualConnection):
         return {"w": self.skip_weight}
 
 
-@dataclass(frozen=True)
-class AdminOptions(Options):
-    """Options of admin."""
-
-    admin_start: str = option(
-        "profiled",
-        "where the initial value of ω comes from. profiled: a first pass; closed: the number of sublayers",
-        choices=("profiled", "closed"),
-        is_initial=True,
-    )
-
-    def is_profiled(self) -> bool:
-        """Return whether a first pass sets ω."""
-        return self.admin_start == "profiled"
-
-
-class Admin(WeightedSkipLayerNorm):
-    """Starts the shortcut's weight at the standard deviation accumulated so far, so that all branches count equally.
-
-    Formula:  y = LN(ω ⊙ x + F), ω in R^C learned
-    Source:   Liu 2020, Understanding the Difficulty of Training Transformers, section 4.3, and its code
-              (LiyuanLucasLiu/Transformer-Clinic, transformer_layer.py); the closed form is admin-torch's
-    Start:    profiled, from a first pass in training mode, separately for each stack: ω_1 = 1,
-              ω²_{i+1} = Var(ω_i x_i) + Var(F_i) over all entries, F after dropout; each ω is used as soon as it is set;
-              closed: ω = √((n + 1) / ln(n + 1) - 1), n the number of sublayers in the stack
-    """
-
-    def start(self, place: Place, options: Any) -> float:
-        if options.is_profiled():
-            return 1.0
-        place.require_depths()
-        return math.sqrt((place.sites + 1) / math.log(place.sites + 1) - 1)
-
-    @classmethod
-    @contextmanager
-    def profile(cls, sites: Sequence[ResidualConnection]) -> Iterator[None]:
-        gathered = 1.0
-
-        def measured(site: ResidualConnection, x: Tensor, f_out: Tensor) -> Tensor:
-            nonlocal gathered
-            omega = cast(Admin, site).skip_weight
-            omega.fill_(math.sqrt(gathered))
-            f = site.dropout(f_out)
-            gathered = float((x.float() * omega).var(correction=0) + f.float().var(correction=0))
-            return site.combine(x, f)
-
-        for site in sites:
-            site.forward = partial(measured, site)  # type: ignore[method-assign]
-        try:
-            yield
-        finally:
-            for site in sites:
-                del site.forward  # restores the method of the class
-
-
 def fold(site: Any) -> Fold:
     """Fold LN(w ⊙ x + F)."""
     return Fold("post_norm", (affine(site.norm),), site.skip_weight.detach())
@@ -118,19 +59,5 @@ register(
         source="Liu 2020 (rSkip)",
         family="Scaling",
         use_when="The rSkip paper's control with a learned instead of a fixed shortcut weight.",
-    ),
-)
-register(
-    "admin",
-    Structure(
-        AdminOptions,
-        Admin,
-        is_profiled=AdminOptions.is_profiled,
-        folds=fold,
-        formula="LN(w ⊙ x + F), w learned, initialised from one forward pass",
-        source="Liu 2020 (Admin)",
-        family="Scaling",
-        use_when="Deep post-norm models. A new model first runs one forward pass to set initial values, unless "
-        "`--admin-start closed` is given.",
     ),
 )

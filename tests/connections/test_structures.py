@@ -29,6 +29,12 @@ def test_every_structure_has_its_test_file() -> None:
     assert files <= set(structures.registered()), "remove the test files of structures that no class registers"
 
 
+@pytest.mark.structures
+def test_every_structure_is_in_the_file_of_its_name() -> None:
+    found = {name: connections.structure(name).connection.__module__ for name in connections.own_names()}
+    assert found == {name: f"fairseq_resid.connections.{name}" for name in found}, "name the file after the structure"
+
+
 @each
 def test_every_structure_states_its_formula_and_source(name: str) -> None:
     made = connections.structure(name)
