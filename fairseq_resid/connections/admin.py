@@ -11,10 +11,7 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from .core.base import ResidualConnection
-from .core.options import Options, option
-from .core.place import Place
-from .core.registry import Structure, register
+from .core import Options, Place, ResidualConnection, Structure, option, register
 from .wskip_ln import WeightedSkipLayerNorm, fold
 
 
@@ -24,25 +21,25 @@ class AdminOptions(Options):
 
     admin_start: str = option(
         "profiled",
-        "where the initial value of ω comes from. profiled: a first pass; closed: the number of sublayers",
+        "where the initial value of w comes from. profiled: a first pass; closed: the number of sublayers",
         choices=("profiled", "closed"),
         is_initial=True,
     )
 
     def is_profiled(self) -> bool:
-        """Return whether a first pass sets ω."""
+        """Return whether a first pass sets w."""
         return self.admin_start == "profiled"
 
 
 class Admin(WeightedSkipLayerNorm):
     """Starts the shortcut's weight at the standard deviation accumulated so far, so that all branches count equally.
 
-    Formula:  y = LN(ω ⊙ x + F), ω in R^C learned
-    Source:   Liu 2020, Understanding the Difficulty of Training Transformers, section 4.3, and its code
-              (LiyuanLucasLiu/Transformer-Clinic, transformer_layer.py); the closed form is admin-torch's
-    Start:    profiled, from a first pass in training mode, separately for each stack: ω_1 = 1,
-              ω²_{i+1} = Var(ω_i x_i) + Var(F_i) over all entries, F after dropout; each ω is used as soon as it is set;
-              closed: ω = √((n + 1) / ln(n + 1) - 1), n the number of sublayers in the stack
+    Formula:  LN(w ⊙ x + F), w learned, initialised from one forward pass
+    Source:   Liu 2020 (Admin), Understanding the Difficulty of Training Transformers, section 4.3, whose ω is w, and
+              its code (LiyuanLucasLiu/Transformer-Clinic, transformer_layer.py); the closed form is admin-torch's
+    Start:    profiled, from a first pass in training mode, separately for each stack: w_1 = 1,
+              w²_{i+1} = Var(w_i x_i) + Var(F_i) over all entries, F after dropout; each w is used as soon as it is set;
+              closed: w = √((n + 1) / ln(n + 1) - 1), n the number of sublayers in the stack
     """
 
     def start(self, place: Place, options: Any) -> float:
@@ -58,10 +55,10 @@ class Admin(WeightedSkipLayerNorm):
 
         def measured(site: ResidualConnection, x: Tensor, f_out: Tensor) -> Tensor:
             nonlocal gathered
-            omega = cast(Admin, site).skip_weight
-            omega.fill_(math.sqrt(gathered))
+            weight = cast(Admin, site).skip_weight
+            weight.fill_(math.sqrt(gathered))
             f = site.dropout(f_out)
-            gathered = float((x.float() * omega).var(correction=0) + f.float().var(correction=0))
+            gathered = float((x.float() * weight).var(correction=0) + f.float().var(correction=0))
             return site.combine(x, f)
 
         for site in sites:
@@ -80,8 +77,6 @@ register(
         Admin,
         is_profiled=AdminOptions.is_profiled,
         folds=fold,
-        formula="LN(w ⊙ x + F), w learned, initialised from one forward pass",
-        source="Liu 2020 (Admin)",
         family="Scaling",
         use_when="Deep post-norm models. A new model first runs one forward pass to set initial values, unless "
         "`--admin-start closed` is given.",

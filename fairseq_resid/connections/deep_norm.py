@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .core.base import ResidualConnection
-from .core.folding import Fold, affine
-from .core.options import Options
-from .core.place import Place
-from .core.registry import Structure, register
+from .core import Fold, Options, Place, Structure, register
+from .core.folding import affine
+from .post_ln import PostLayerNorm
 
 
 def deep_norm_scales(place: Place) -> tuple[float, float]:
@@ -26,12 +24,12 @@ def deep_norm_scales(place: Place) -> tuple[float, float]:
     return 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
 
 
-class DeepNorm(ResidualConnection):
+class DeepNorm(PostLayerNorm):
     """Normalises the sum of a scaled shortcut and the branch. In deeper stacks, the scale α is larger and the branch's
     initial weights are smaller.
 
-    Formula:  y = LN(α x + F) at every site, including cross-attention; no norm at the end of a stack
-    Scales:   α = 0.81 (N⁴M)^(1/16) and β = 0.87 (N⁴M)^(-1/16) in the encoder of a model with N encoder and M decoder
+    Formula:  LN(αx + F), α and initialisation by depth
+    Where:    α = 0.81 (N⁴M)^(1/16) and β = 0.87 (N⁴M)^(-1/16) in the encoder of a model with N encoder and M decoder
               layers, α = (3M)^(1/4) and β = (12M)^(-1/4) in its decoder; α = (2N)^(1/4) and β = (8N)^(-1/4) in a model
               that has only one stack, of N layers
     Source:   Wang 2022, DeepNet, section 3 and table 1
@@ -41,7 +39,6 @@ class DeepNorm(ResidualConnection):
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.alpha, self.beta = deep_norm_scales(place)
-        self.norm = place.norm(place.dim)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return self.norm(torch.add(f, x, alpha=self.alpha))
@@ -52,7 +49,7 @@ class DeepNorm(ResidualConnection):
 
 
 def fold(site: Any) -> Fold:
-    """Fold LN(α x + F)."""
+    """Fold LN(αx + F)."""
     return Fold("post_norm", (affine(site.norm),), shortcut=site.alpha)
 
 
@@ -62,8 +59,6 @@ register(
         Options,
         DeepNorm,
         folds=fold,
-        formula="LN(αx + F), α and initialisation by depth",
-        source="Wang 2022",
         family="Scaling",
         use_when="Deep post-norm models, without added parameters and at almost no cost in speed.",
     ),

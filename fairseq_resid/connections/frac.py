@@ -5,10 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from .core.base import ResidualConnection
-from .core.options import InvalidOption, option
-from .core.place import Place
-from .core.registry import Structure, register
+from .core import InvalidOption, Place, ResidualConnection, Structure, option, register
 from .hyper import HyperConnection, HyperOptions
 
 
@@ -26,8 +23,9 @@ class FractionOptions(HyperOptions):
 class FractionalConnection(HyperConnection):
     """Hyper-connections between m fractions of one C-wide state, which mix channels instead of copies.
 
-    Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B ⊙ F, F = dropout(f(LN(vec h))), H in R^{m×C/m}, F as m fractions, A_m and A_r
-              in R^{m×m};  static or dynamic as in hyper, LN' over C/m of each fraction; the stack ends with a norm
+    Formula:  A_r x + BF, F from f(LN(A_m x)), on m fractions of x and F
+    Where:    x in R^{m×C/m}, A_m and A_r in R^{m×m}, B in R^m; static or dynamic as in hyper, LN' over C/m of each
+              fraction
     Source:   Zhu 2025, Frac-Connections, arXiv 2503.14125, eq. 6 to 15 and algorithms 2 and 3. The
               hyper-connections package differs: its B adds every fraction of the branch to every fraction of the
               state. The paper tries m = 2 and 4
@@ -48,8 +46,6 @@ register(
         FractionOptions,
         FractionalConnection,
         final_norm=True,
-        formula="A_r x + BF, F from f(LN(A_m x)), on m fractions of x and F",
-        source="Zhu 2025",
         family="Several streams",
         use_when="Learned connections as in `hyper`, in a state no wider than that of a plain Transformer.",
     ),

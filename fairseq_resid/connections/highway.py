@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from .core.options import InvalidOption, option
-from .core.registry import Structure, register
-from .sas import ScalingGate, SingleLayerGate
-from .shortcut_gate import GatedShortcut, GateOptions
+from ..ops import dense_gate
+from .core import InvalidOption, Place, Structure, option, register
+from .core.optional_norm import OptionallyNormed
+from .core.tensors import xavier_uniform
+from .sas import LinearGate, ScalingGate
+from .shortcut_gate import GateOptions
 
 
 @dataclass(frozen=True)
@@ -30,19 +33,32 @@ class HighwayOptions(GateOptions):
             raise InvalidOption("gate_layers", 2, "needs {others}", {"gate_input": "both"})
 
 
-class Highway(GatedShortcut):
+class Highway(OptionallyNormed):
     """Interpolates between shortcut and branch.
 
-    Formula:  y = (1 - t) x + t F; t = σ(xW + b), or with --gate-input both t = σ([x;F] W + b), W in R^{2C×1}, and with
-              --gate-layers 2 t = σ(tanh([x;F] W_f + b_f) W_ff + b_ff), SAS's gate
+    Formula:  (1−t)x + tF, t = σ(xW + b), or a gate of x and F
+    Where:    with --gate-input both t = σ([x;F] W + b), W in R^{2C×1}; with --gate-layers 2
+              t = σ(tanh([x;F] W_f + b_f) W_ff + b_ff), SAS's gate
     Source:   Srivastava 2015; He 2016b's exclusive gating is the same formula. The gate of x and F is our reading
               of the SAS paper's table 6, which does not say how its gates combine x and F.
+    Start:    W in R^{C×C} Xavier-uniform
     """
 
-    def other_gate(self, dim: int, options: Any) -> nn.Module | None:
+    def __init__(self, place: Place, options: HighwayOptions, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.gate: nn.Module | None = None
         if options.gate_input == "shortcut":
-            return None
-        return (SingleLayerGate if options.gate_layers == 1 else ScalingGate)(dim, [options.gate_bias])
+            # These are bare parameters, because fairseq's quantisation would replace an nn.Linear.
+            self.gate_weight = nn.Parameter(xavier_uniform(place.dim, place.dim))
+            self.gate_bias = nn.Parameter(torch.full((place.dim,), options.gate_bias))
+        elif options.gate_layers == 1:
+            self.gate = LinearGate(place.dim, [options.gate_bias], reads_branch=True)
+        else:
+            self.gate = ScalingGate(place.dim, [options.gate_bias])
+
+    def gated(self, x: Tensor, f: Tensor) -> Tensor:
+        """Return t: (..., C), or (..., 1) for a gate of x and F."""
+        return torch.sigmoid(dense_gate(x, self.gate_weight, self.gate_bias) if self.gate is None else self.gate(x, f))
 
     def join(self, x: Tensor, f: Tensor) -> Tensor:
         # Not torch.lerp, which does not promote dtypes: under autocast, x can be fp32 and F 16-bit.
@@ -58,8 +74,6 @@ register(
         HighwayOptions,
         Highway,
         has_norm=HighwayOptions.has_norm,
-        formula="(1−t)x + tF, t = σ(xW + b), or a gate of x and F",
-        source="Srivastava 2015",
         family="Gates",
         use_when="The classic gated baseline for `sas`.",
     ),

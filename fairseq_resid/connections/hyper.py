@@ -8,14 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .core.base import ResidualConnection
-from .core.mixing import full_precision_linear, mix
-from .core.options import Options, option
-from .core.place import Place
-from .core.registry import Structure, register
-from .core.stream import ResidualStream
+from .core import Options, Place, ResidualConnection, ResidualStream, Structure, option, register
+from .core.tensors import full_precision_linear, mix
 
-SCALE = 0.01  # initial value of s (Zhu 2024, section 3.2) and of a (Xie 2025)
+SCALE = 0.01  # initial value of s (Zhu 2024, section 3.2) and of mHC's a (Xie 2025)
 
 
 @dataclass(frozen=True)
@@ -34,17 +30,6 @@ class HyperOptions(StreamsOptions):
         "static: the weights are learned constants; dynamic: the weights also depend on the streams",
         choices=("static", "dynamic"),
     )
-
-
-def mixed(weights: Tensor | None, writing: Tensor, streams: Tensor, f: Tensor) -> Tensor:
-    """Return the next state: weights (..., n, n) @ streams, plus `writing` (..., n) times the branch.
-
-    weights: None for the identity
-    f: the branch as (..., 1, C), or as (..., n, C/n) with one part for each stream
-    """
-    writing, f = writing.to(streams.dtype).unsqueeze(-1), f.to(streams.dtype)
-    kept = streams if weights is None else mix(weights, streams)
-    return torch.addcmul(kept, writing, f).flatten(-2)
 
 
 class ManyStreams(ResidualConnection):
@@ -76,17 +61,28 @@ class ManyStreams(ResidualConnection):
         # `writing`, it reads n rows of f where there is one, and so past its end.
         return f.unsqueeze(f.dim() - 1)
 
+    def mixed(self, weights: Tensor | None, writing: Tensor, streams: Tensor, f: Tensor) -> Tensor:
+        """Return the next state: weights (..., n, n) @ streams, plus `writing` (..., n) times the branch.
+
+        weights: None for the identity
+        """
+        writing, f = writing.to(streams.dtype).unsqueeze(-1), self.split_branch(f).to(streams.dtype)
+        kept = streams if weights is None else mix(weights, streams)
+        return torch.addcmul(kept, writing, f).flatten(-2)
+
     def enter(self, x: Tensor) -> Tensor:
         if self.streams == 1 or x.size(-1) != self.dim:
             return x
-        return torch.cat([x for _ in range(self.streams)], dim=-1)
+        return torch.cat([x] * self.streams, dim=-1)
 
 
 class HyperConnection(ManyStreams):
     """Reads the input of the branch from n streams, mixes the streams, and adds the branch to each.
 
-    Formula:  h = A_mᵀ H;  H' = A_rᵀ H + B F, F = dropout(f(LN(h))), H in R^{n×C};  static: A_m, A_r, B learned;
-              dynamic: each of them + s tanh(LN'(H) W), LN' over C of each stream, one s for A_m and A_r, one for B
+    Formula:  n streams, mixed at every site
+    Where:    h = A_mᵀ H; H' = A_rᵀ H + B F, F = dropout(f(LN(h))), H in R^{n×C}; static: A_m, A_r, B learned;
+              dynamic: each of them + s tanh(LN'(H) W), LN' over C of each stream, one s for A_m and A_r, one for B; a
+              stack ends with LN(Σ_i H_i)
     Source:   Zhu 2024, arXiv 2409.19606, eq. 1 to 13. Not implemented: scaling the initial output projections by √n,
               and excluding A_m, A_r and B from weight decay
     Start:    A_m = e_(i mod n) at site i, A_r = I, B = 1, W = 0, s = 0.01: n identical pre-norm streams
@@ -135,9 +131,8 @@ class HyperConnection(ManyStreams):
         return self.norm(mix(self.reading_weights(streams), streams).flatten(-2))
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        streams, f = self.split(state), self.split_branch(f)
-        weights, writing = self.writing_weights(streams)
-        return mixed(weights, writing, streams, f)
+        streams = self.split(state)
+        return self.mixed(*self.writing_weights(streams), streams, f)
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
         streams = self.split(state)
@@ -153,11 +148,11 @@ class HyperStream(ResidualStream):
 
     def __init__(self, place: Place, options: StreamsOptions, final_norm: bool) -> None:
         super().__init__(place, options, final_norm=True)
-        self.dim, self.streams = place.dim, options.hyper_streams
+        self.streams = options.hyper_streams
 
     def entered(self, state: Tensor) -> Tensor:
         """Return a state, or the initial state of a stack whose layers were all dropped, which is n copies of x."""
-        return torch.cat([state for _ in range(self.streams)], dim=-1) if state.size(-1) == self.dim else state
+        return torch.cat([state] * self.streams, dim=-1) if state.size(-1) == self.dim else state
 
     def leave(self, state: Tensor) -> Tensor:
         return self.entered(state).unflatten(-1, [-1, self.dim]).sum(-2)
@@ -170,8 +165,6 @@ register(
         HyperConnection,
         HyperStream,
         final_norm=None,
-        formula="n streams, mixed at every site",
-        source="Zhu 2024",
         family="Several streams",
         use_when="Several streams with learned connections, if time and memory allow.",
     ),

@@ -7,17 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .core.base import ResidualConnection
-from .core.options import Options
-from .core.place import Place
-from .core.registry import Structure, register
+from .core import Options, Place, ResidualConnection, Structure, register
 
 
 class Keel(ResidualConnection):
     """Normalises the branch input, and the sum of the branch and a shortcut scaled by the number of sublayers.
 
-    Formula:  y = LN_out(α x + f(LN_in(x))), α = number of sublayers in the stack, not learned; the last LN_out ends the
-              stack; in the first layer α = 1, and its first site has no LN_out
+    Formula:  LN(αx + f(LN(x))), α the number of sublayers
+    Where:    α counts the sublayers of the stack and is not learned; in the first layer α = 1, and its first site has
+              no outer LN; the last outer LN ends the stack
     Source:   Chen 2026, arXiv 2601.19895, a decoder with RMSNorm. Our choices: LN, a separate α for each stack, and
               α = 1 for the first cross-attention too.
     """
@@ -38,12 +36,5 @@ class Keel(ResidualConnection):
 
 register(
     "keel",
-    Structure(
-        Options,
-        Keel,
-        formula="LN(αx + f(LN(x))), α the number of sublayers",
-        source="Chen 2026",
-        family="Scaling",
-        use_when="Very deep stacks that should stay post-norm.",
-    ),
+    Structure(Options, Keel, family="Scaling", use_when="Very deep stacks that should stay post-norm."),
 )

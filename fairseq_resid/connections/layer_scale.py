@@ -7,19 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .core.folding import Fold, affine
-from .core.options import Options
-from .core.place import Place
-from .core.registry import Structure, register
+from .core import Fold, Options, Place, Structure, register
+from .core.folding import affine
 from .pre_ln import PreLayerNorm
 
 
 class LayerScale(PreLayerNorm):
     """Scales each channel of the branch by a learned factor that starts small.
 
-    Formula:  y = x + s ⊙ f(LN(x)), s in R^C learned; the stack ends with a norm
-    Source:   Touvron 2021, CaiT: s starts at 0.1 for up to 18 layers, at 1e-5 for 24, and at 1e-6 beyond. We use 1e-5
-              for 19 to 23 layers too, which the paper does not state, and count the layers of the site's own stack.
+    Formula:  x + s ⊙ f(LN(x)), s learned
+    Source:   Touvron 2021, CaiT
+    Start:    s = 0.1 for up to 18 layers, 1e-5 for 24, and 1e-6 beyond. We use 1e-5 for 19 to 23 layers too, which the
+              paper does not state, and count the layers of the site's own stack.
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -35,7 +34,7 @@ class LayerScale(PreLayerNorm):
         return {"s": self.branch_weight}
 
 
-def fold_layer_scale(site: Any) -> Fold:
+def fold(site: Any) -> Fold:
     """Fold x + s ⊙ f(LN(x))."""
     return Fold("pre_norm", (affine(site.norm),), branch=site.branch_weight.detach())
 
@@ -46,9 +45,7 @@ register(
         Options,
         LayerScale,
         final_norm=True,
-        folds=fold_layer_scale,
-        formula="x + s ⊙ f(LN(x)), s learned",
-        source="Touvron 2021",
+        folds=fold,
         family="Scaling",
         use_when="Deep pre-norm models whose branches should start small, especially image models.",
     ),

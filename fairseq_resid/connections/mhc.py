@@ -10,25 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import sinkhorn
-from .core.base import xavier_uniform
-from .core.mixing import full_precision_linear, mix, widened
+from .core import InvalidOption, Place, Structure, option, register
 from .core.norms import EPS
-from .core.options import InvalidOption, option
-from .core.place import Place
-from .core.registry import Structure, register
-from .hyper import SCALE, HyperStream, ManyStreams, StreamsOptions, mixed
+from .core.tensors import full_precision_linear, mix, widened, xavier_uniform
+from .hyper import SCALE, HyperStream, ManyStreams, StreamsOptions
 
 SINKHORN_STEPS = 20
-
-
-# Initial values of mHC's biases: σ(±READ) are the weights with which a site reads its own stream (0.98) and the others
+# Initial values of the biases: σ(±READ) are the weights with which a site reads its own stream (0.98) and the others
 # (0.02); KEPT is the logit of the diagonal of H_res.
 READ, KEPT = 4.0, 8.0
-
-
-HEAD_EPS = 1e-6  # added to each weight of mHC's learned head (mhc_pre_eps in DeepSeek's code)
-
-
+HEAD_EPS = 1e-6  # added to each weight of the learned head (mhc_pre_eps in DeepSeek's code)
 MOST_PERMUTED = 5  # maximum number of streams with --hyper-mixing permutation, which has n! weights
 
 
@@ -55,16 +46,17 @@ class ManifoldOptions(StreamsOptions):
             raise InvalidOption("hyper_streams", self.hyper_streams, allowed, {"hyper_mixing": "permutation"})
 
 
-def normed_linear(x: Tensor, weight: Tensor, width: int, eps: float = EPS) -> Tensor:
-    """Return RMSNorm(x) @ weight.T for x (..., width) without storing RMSNorm(x), which has no gain."""
-    rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * width**-0.5
-    return torch.rsqrt(rms.square() + eps) * full_precision_linear(x, weight)
+def normed_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """Return RMSNorm(x) @ weight.T without storing RMSNorm(x), which has no gain."""
+    rms = torch.linalg.vector_norm(x, dim=-1, keepdim=True) * weight.size(-1) ** -0.5
+    return torch.rsqrt(rms.square() + EPS) * full_precision_linear(x, weight)
 
 
 class ManifoldHyperConnection(ManyStreams):
     """Hyper-connections with a doubly stochastic mixing matrix, which preserves the sum of the streams.
 
-    Formula:  h = H_pre H;  H' = H_res H + H_postᵀ F, F = dropout(f(LN(h))), H in R^{n×C};  u = RMSNorm(vec H), over nC;
+    Formula:  n streams, mixed by doubly stochastic matrices
+    Where:    h = H_pre H; H' = H_res H + H_postᵀ F, F = dropout(f(LN(h))), H in R^{n×C}; u = RMSNorm(vec H), over nC;
               each from a (u φ) + b: H_pre = σ(.), H_post = 2σ(.), H_res = Sinkhorn(.), 20 rounds of columns, then rows;
               or with --hyper-mixing permutation H_res = Σ_p softmax(.)_p P_p over the n! permutation matrices P_p,
               exactly doubly stochastic; or with --hyper-mixing identity H_res = I, without parameters. A stack ends
@@ -86,7 +78,6 @@ class ManifoldHyperConnection(ManyStreams):
         super().__init__(place, options, *rest)
         place.require_depths()
         n = self.streams
-        self.width, self.steps = n * place.dim, SINKHORN_STEPS
         self.stream_weight = nn.Parameter(torch.ones(n * place.dim))
         reading = torch.full((n,), -READ)
         reading[place.index % n] = READ
@@ -113,7 +104,7 @@ class ManifoldHyperConnection(ManyStreams):
                 state
         """
         x = widened(state)
-        return normed_linear(x, weight.to(x.dtype) * self.stream_weight.to(x.dtype), self.width)
+        return normed_linear(x, weight.to(x.dtype) * self.stream_weight.to(x.dtype))
 
     def reading_weights(self, state: Tensor) -> Tensor:
         """Return H_pre, (..., n)."""
@@ -121,24 +112,23 @@ class ManifoldHyperConnection(ManyStreams):
 
     def writing_weights(self, state: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return H_res, (..., n, n), or None for the identity, and H_post, (..., n)."""
-        n, mixing_weight, mixing_bias = self.streams, self.mixing_weight, self.mixing_bias
-        weight = self.post_weight if mixing_weight is None else torch.cat([self.post_weight, mixing_weight])
+        n, mixing = self.streams, self.mixing_weight
+        weight = self.post_weight if mixing is None else torch.cat([self.post_weight, mixing])
         both = self.projected(state, weight)  # one GEMM and one u for both
         writing = 2 * torch.sigmoid(self.scales[1] * both[..., :n] + self.post_bias)
-        if mixing_bias is None:
+        if self.mixing_bias is None:
             return None, writing
-        logits = self.scales[2] * both[..., n:] + mixing_bias
+        logits = self.scales[2] * both[..., n:] + self.mixing_bias
         if self.permutations is not None:
             shares, permutations = torch.softmax(logits, -1), self.permutations.to(logits.dtype)
             return full_precision_linear(shares, permutations).unflatten(-1, [n, n]), writing  # type: ignore[arg-type]
-        return sinkhorn(logits.unflatten(-1, [n, n]), self.steps), writing
+        return sinkhorn(logits.unflatten(-1, [n, n]), SINKHORN_STEPS), writing
 
     def branch_input(self, state: Tensor) -> Tensor:
         return self.norm(mix(self.reading_weights(state).unsqueeze(-2), self.split(state)).squeeze(-2))
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        weights, writing = self.writing_weights(state)
-        return mixed(weights, writing, self.split(state), self.split_branch(f))
+        return self.mixed(*self.writing_weights(state), self.split(state), f)
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
         weights, writing = self.writing_weights(state)
@@ -155,20 +145,18 @@ class ManifoldStream(HyperStream):
     def __init__(self, place: Place, options: ManifoldOptions, final_norm: bool) -> None:
         super().__init__(place, options, final_norm)
         n = options.hyper_streams
-        self.width, self.head_eps = n * place.dim, HEAD_EPS
         is_learned = options.hyper_head == "learned"
-        self.head_weight = nn.Parameter(xavier_uniform(n, self.width)) if is_learned else None
+        self.head_weight = nn.Parameter(xavier_uniform(n, n * place.dim)) if is_learned else None
         self.head_bias = nn.Parameter(torch.zeros(n)) if is_learned else None
         self.head_scale = nn.Parameter(torch.tensor(SCALE)) if is_learned else None
 
     def leave(self, state: Tensor) -> Tensor:
         weight, bias, scale = self.head_weight, self.head_bias, self.head_scale
-        state = self.entered(state)
-        streams = state.unflatten(-1, [-1, self.dim])
         if weight is None or bias is None or scale is None:
-            return streams.sum(-2)
-        x = widened(state)
-        weights = torch.sigmoid(scale * normed_linear(x, weight.to(x.dtype), self.width) + bias) + self.head_eps
+            return super().leave(state)
+        state = self.entered(state)
+        streams, x = state.unflatten(-1, [-1, self.dim]), widened(state)
+        weights = torch.sigmoid(scale * normed_linear(x, weight.to(x.dtype)) + bias) + HEAD_EPS
         return mix(weights.unsqueeze(-2), streams).squeeze(-2)
 
 
@@ -179,8 +167,6 @@ register(
         ManifoldHyperConnection,
         ManifoldStream,
         final_norm=None,
-        formula="n streams, mixed by doubly stochastic matrices",
-        source="Xie 2025",
         family="Several streams",
         use_when="Several streams, mixed without amplification, at a considerable cost in speed.",
     ),

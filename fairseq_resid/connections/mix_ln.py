@@ -8,10 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .core.base import ResidualConnection
-from .core.options import Options, option
-from .core.place import Place
-from .core.registry import Structure, register
+from .core import Options, Place, Structure, option, register
+from .post_ln import PostLayerNorm
 
 
 @dataclass(frozen=True)
@@ -23,17 +21,16 @@ class MixedOptions(Options):
     )
 
 
-class MixedLayerNorm(ResidualConnection):
+class MixedLayerNorm(PostLayerNorm):
     """Uses post-norm in the first layers of a stack and pre-norm in the others.
 
-    Formula:  y = LN(x + F) in the first share of the layers, x + f(LN(x)) in the rest; the stack ends with a norm
+    Formula:  `post_ln` in the first layers, `pre_ln` in the others
     Source:   Li 2024, Mix-LN: a share of 0.25 (3 of 12 and 6 of 24 layers); rounding up is our choice
     """
 
     def __init__(self, place: Place, options: MixedOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.is_post = place.layer < math.ceil(options.post_share * place.depth(place.stack))
-        self.norm = place.norm(place.dim)
 
     def branch_input(self, x: Tensor) -> Tensor:
         return x if self.is_post else self.norm(x)
@@ -49,8 +46,6 @@ register(
         MixedLayerNorm,
         same_as=lambda options: "post_ln" if options.post_share == 1 else None,
         final_norm=True,
-        formula="`post_ln` in the first layers, `pre_ln` in the others",
-        source="Li 2024",
         family="Norms",
         use_when="A compromise between `post_ln` and `pre_ln`.",
     ),

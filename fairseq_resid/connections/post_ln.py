@@ -6,17 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from .core.base import ResidualConnection
+from .core import Options, Place, ResidualConnection, Structure, register
 from .core.folding import as_post_norm
-from .core.options import Options
-from .core.place import Place
-from .core.registry import Structure, register
 
 
 class PostLayerNorm(ResidualConnection):
     """Normalises the sum of shortcut and branch.
 
-    Formula:  y = LN(x + F)            Source: Vaswani 2017; the baseline of the rSkip and SAS papers
+    Formula:  LN(x + F)
+    Source:   Vaswani 2017; the baseline of the rSkip and SAS papers
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -33,8 +31,6 @@ register(
         Options,
         PostLayerNorm,
         folds=as_post_norm,
-        formula="LN(x + F)",
-        source="Vaswani 2017",
         family="Plain",
         use_when="The baseline of the rSkip and SAS papers and of most published scores. Deep stacks fail to train.",
     ),

@@ -6,17 +6,15 @@ from typing import Any
 
 from torch import Tensor
 
-from .core.base import ResidualConnection
+from .core import Options, Place, ResidualConnection, Structure, register
 from .core.folding import as_pre_norm
-from .core.options import Options
-from .core.place import Place
-from .core.registry import Structure, register
 
 
 class PreLayerNorm(ResidualConnection):
-    """Normalises the input of the branch and leaves the shortcut unchanged; the stack ends with a final norm.
+    """Normalises the input of the branch and leaves the shortcut unchanged.
 
-    Formula:  y = x + dropout(f(LN(x)))            Source: He 2016b's pre-activation, in Transformer form
+    Formula:  x + f(LN(x)), with a norm at the end of the stack
+    Source:   He 2016b's pre-activation, in Transformer form
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -37,8 +35,6 @@ register(
         PreLayerNorm,
         final_norm=True,
         folds=as_pre_norm,
-        formula="x + f(LN(x)), with a norm at the end of the stack",
-        source="He 2016b's order",
         family="Plain",
         use_when="A safe default: it starts to train at 18 + 18 layers at both learning rates that were tried.",
     ),

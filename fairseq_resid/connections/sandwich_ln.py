@@ -6,19 +6,18 @@ from typing import Any
 
 from torch import Tensor
 
-from .core.folding import Fold, affine
-from .core.options import Options
-from .core.place import Place
-from .core.registry import Structure, register
+from .core import Fold, Options, Place, Structure, register
+from .core.folding import affine
 from .pre_ln import PreLayerNorm
 
 
 class SandwichLayerNorm(PreLayerNorm):
     """Normalises the input and the output of the branch.
 
-    Formula:  y = x + LN_out(F), F = dropout(f(LN_in(x))); the stack ends with a norm
-    Source:   Ding 2021, CogView (its division by max |x| is left out); Peri-LN, Kim 2025, is the same formula, and its
-              optional norm on the embedding is fairseq's --layernorm-embedding
+    Formula:  x + LN(F), F from f(LN(x))
+    Where:    the two norms have their own weights
+    Source:   Ding 2021 (CogView), whose division by max |x| is left out; Peri-LN, Kim 2025, is the same formula, and
+              its optional norm on the embedding is fairseq's --layernorm-embedding
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
@@ -29,7 +28,7 @@ class SandwichLayerNorm(PreLayerNorm):
         return x + self.outer_norm(f)
 
 
-def fold_sandwich(site: Any) -> Fold:
+def fold(site: Any) -> Fold:
     """Fold x + LN_out(f(LN_in(x)))."""
     return Fold("pre_and_post_norm", (affine(site.norm), affine(site.outer_norm)))
 
@@ -40,9 +39,7 @@ register(
         Options,
         SandwichLayerNorm,
         final_norm=True,
-        folds=fold_sandwich,
-        formula="x + LN(F), F from f(LN(x))",
-        source="CogView 2021",
+        folds=fold,
         family="Norms",
         use_when="Pre-norm models whose activations grow too large for fp16.",
     ),

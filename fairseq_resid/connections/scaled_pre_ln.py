@@ -7,18 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
-from .core.folding import Fold, affine
-from .core.options import Options
-from .core.place import Place
-from .core.registry import Structure, register
+from .core import Fold, Options, Place, Structure, register
+from .core.folding import affine
 from .pre_ln import PreLayerNorm
 
 
 class ScaledPreLayerNorm(PreLayerNorm):
     """Scales the branch input down, more strongly in deeper layers.
 
-    Formula:  y = x + f(LN(x) / √l), where l numbers the layers of a stack from 1; the norm that ends
-              the stack is not scaled
+    Formula:  x + f(LN(x)/√l), l the layer
+    Where:    l counts from 1; the norm that ends the stack is not scaled
     Source:   Sun 2025, LayerNorm Scaling
     """
 
@@ -31,7 +29,7 @@ class ScaledPreLayerNorm(PreLayerNorm):
         return self.norm(x) * self.scale
 
 
-def fold_scaled(site: Any) -> Fold:
+def fold(site: Any) -> Fold:
     """Fold x + f(LN(x) / √l)."""
     return Fold("pre_norm", (affine(site.norm, site.scale),))
 
@@ -42,9 +40,7 @@ register(
         Options,
         ScaledPreLayerNorm,
         final_norm=True,
-        folds=fold_scaled,
-        formula="x + f(LN(x)/√l), l the layer",
-        source="Sun 2025",
+        folds=fold,
         family="Scaling",
         use_when="Deep pre-norm models whose last layers contribute too little.",
     ),

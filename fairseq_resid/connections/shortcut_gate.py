@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import dense_gate
-from .core.base import xavier_uniform
+from .core import Place, Structure, option, register
 from .core.optional_norm import OptionallyNormed, OptionalNorm
-from .core.options import option
-from .core.place import Place
-from .core.registry import Structure, register
+from .core.tensors import xavier_uniform
 
 
 @dataclass(frozen=True)
@@ -25,39 +23,29 @@ class GateOptions(OptionalNorm):
     )
 
 
-class GatedShortcut(OptionallyNormed):
-    """Provides the gate σ(xW + b), with a Xavier-uniform W in R^{C×C}. A subclass may replace this gate."""
+class ShortcutGate(OptionallyNormed):
+    """Gates the shortcut alone.
+
+    Formula:  (1−g)x + F, g = σ(xW + b)
+    Source:   He 2016b, shortcut-only gating
+    Start:    W in R^{C×C} Xavier-uniform
+    """
 
     def __init__(self, place: Place, options: GateOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.gate = self.other_gate(place.dim, options)
-        if self.gate is None:
-            # These are bare parameters, because fairseq's quantisation would replace an nn.Linear.
-            self.gate_weight = nn.Parameter(xavier_uniform(place.dim, place.dim))
-            self.gate_bias = nn.Parameter(torch.full((place.dim,), options.gate_bias))
+        # These are bare parameters, because fairseq's quantisation would replace an nn.Linear.
+        self.gate_weight = nn.Parameter(xavier_uniform(place.dim, place.dim))
+        self.gate_bias = nn.Parameter(torch.full((place.dim,), options.gate_bias))
 
-    def other_gate(self, dim: int, options: Any) -> nn.Module | None:
-        """Return a module that computes the gate's logits from x and F; None for the default gate."""
-        return None
-
-    def gated(self, x: Tensor, f: Tensor) -> Tensor:
-        """Return the gate: (..., C), or (..., 1) for a scalar gate."""
-        if self.gate is not None:
-            return torch.sigmoid(self.gate(x, f))
+    def gated(self, x: Tensor) -> Tensor:
+        """Return g, (..., C)."""
         return torch.sigmoid(dense_gate(x, self.gate_weight, self.gate_bias))
 
-
-class ShortcutGate(GatedShortcut):
-    """Gates the shortcut alone.
-
-    Formula:  y = (1 - g) x + F, g = σ(xW + b)            Source: He 2016b, shortcut-only gating
-    """
-
     def join(self, x: Tensor, f: Tensor) -> Tensor:
-        return torch.addcmul(f, 1 - self.gated(x, f), x)
+        return torch.addcmul(f, 1 - self.gated(x), x)
 
     def coefficients(self, x: Tensor, f: Tensor) -> dict[str, Tensor]:
-        return {"g": self.gated(x, f)}
+        return {"g": self.gated(x)}
 
 
 register(
@@ -66,8 +54,6 @@ register(
         GateOptions,
         ShortcutGate,
         has_norm=GateOptions.has_norm,
-        formula="(1−g)x + F, g = σ(xW + b)",
-        source="He 2016b",
         family="Gates",
         use_when="Reproducing He 2016b: the effect of a gate on the shortcut alone.",
     ),

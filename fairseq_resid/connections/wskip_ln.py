@@ -8,11 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .core.base import ResidualConnection
-from .core.folding import Fold, affine
-from .core.options import Options, option
-from .core.place import Place
-from .core.registry import Structure, register
+from .core import Fold, Options, Place, Structure, option, register
+from .core.folding import affine
+from .post_ln import PostLayerNorm
 
 
 @dataclass(frozen=True)
@@ -22,15 +20,15 @@ class WeightedOptions(Options):
     wskip_init: float = option(1.0, "initial value of w; the paper tries 1 and 2", example=2, is_initial=True)
 
 
-class WeightedSkipLayerNorm(ResidualConnection):
+class WeightedSkipLayerNorm(PostLayerNorm):
     """Normalises the sum of the branch and a shortcut with a learned weight for each channel.
 
-    Formula:  y = LN(w ⊙ x + F), w in R^C            Source: rSkip paper, section 4.3, "Learning λ"
+    Formula:  LN(w ⊙ x + F), w learned
+    Source:   Liu 2020 (rSkip), section 4.3, "Learning λ"
     """
 
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.norm = place.norm(place.dim)
         self.skip_weight = nn.Parameter(torch.full((place.dim,), self.start(place, options)))
 
     def start(self, place: Place, options: Any) -> float:
@@ -55,8 +53,6 @@ register(
         WeightedOptions,
         WeightedSkipLayerNorm,
         folds=fold,
-        formula="LN(w ⊙ x + F), w learned",
-        source="Liu 2020 (rSkip)",
         family="Scaling",
         use_when="The rSkip paper's control with a learned instead of a fixed shortcut weight.",
     ),

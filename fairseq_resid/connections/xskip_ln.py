@@ -7,10 +7,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .core.folding import Fold, affine
-from .core.options import option
-from .core.place import Place
-from .core.registry import Structure, register
+from .core import Fold, Place, Structure, option, register
+from .core.folding import affine
 from .xskip import ExpandedOptions, ExpandedSkip
 
 
@@ -24,7 +22,8 @@ class ExpandedNormOptions(ExpandedOptions):
 class ExpandedSkipLayerNorm(ExpandedSkip):
     """Normalises the sum of a scaled shortcut and the branch.
 
-    Formula:  y = LN(λ x + μ F)            Source: rSkip paper, eq. 3 (μ = 1) and table 3 (μ = 2, 3)
+    Formula:  LN(λx + μF)
+    Source:   Liu 2020 (rSkip), eq. 3 (μ = 1) and table 3 (μ = 2, 3)
     """
 
     def __init__(self, place: Place, options: ExpandedOptions, *rest: Any) -> None:
@@ -32,11 +31,11 @@ class ExpandedSkipLayerNorm(ExpandedSkip):
         self.norm = place.norm(place.dim)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        return self.norm(self.expanded_sum(x, f))
+        return self.norm(super().combine(x, f))
 
 
 def fold(site: Any) -> Fold:
-    """Fold LN(λ x + μ F)."""
+    """Fold LN(λx + μF)."""
     return Fold("post_norm", (affine(site.norm),), site.skip_lambda, site.branch_scale)
 
 
@@ -47,8 +46,6 @@ register(
         ExpandedSkipLayerNorm,
         same_as=lambda options: "post_ln" if options.skip_lambda == options.branch_scale == 1 else None,
         folds=fold,
-        formula="LN(λx + μF)",
-        source="Liu 2020 (rSkip)",
         family="Scaling",
         use_when="The control for `rskip_ln`: the same doubled shortcut, but one norm instead of two.",
     ),

@@ -38,7 +38,9 @@ def test_every_structure_is_in_the_file_of_its_name() -> None:
 @each
 def test_every_structure_states_its_formula_and_source(name: str) -> None:
     made = connections.structure(name)
-    assert made.formula and made.source, f'{name}: give Structure(..., formula="y as x and F", source="Author year")'
+    assert made.formula and made.source, (
+        f'{name}: add "Formula:  y as x and F" and "Source:   Author year" to its docstring'
+    )
 
 
 @each

@@ -104,20 +104,9 @@ class Option:
         return self.type(number)
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[str, ...] = (),
-    above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    example: float | None = None,
-    is_initial: bool = False,
-) -> Any:
-    """Declare a field of an Options class; the arguments are those of Option."""
-    rules = {"help": help, "choices": choices, "above": above, "least": least, "most": most, "example": example}
-    return dataclasses.field(default=default, metadata={**rules, "is_initial": is_initial})
+def option(default: Any, help: str, **rules: Any) -> Any:
+    """Declare a field of an Options class; `rules` are further fields of Option, such as `choices` or `most`."""
+    return dataclasses.field(default=default, metadata={"help": help, **rules})
 
 
 @dataclass(frozen=True)
