@@ -43,6 +43,32 @@ def test_every_structure_states_its_formula_and_source(name: str) -> None:
     )
 
 
+class Halved(connections.ResidualConnection):
+    """Halves the branch.
+
+    Formula:  x + F/2,
+              where F is the branch
+    Source:   Someone 2026 (Half), section 3; not his code
+    A last line.
+    """
+
+
+def test_formula_and_source_are_those_of_the_docstring_or_of_the_arguments() -> None:
+    made = connections.Structure(connections.Options, Halved)
+    assert (made.summary, made.formula, made.source) == (
+        "Halves the branch.", "x + F/2, where F is the branch", "Someone 2026 (Half)"
+    )  # fmt: skip
+    assert made.fields["Source"] == "Someone 2026 (Half), section 3; not his code"
+    made = connections.Structure(connections.Options, Halved, formula="x + 0.5F", source="Else, 2027")
+    assert (made.formula, made.source) == ("x + 0.5F", "Else, 2027")
+
+    class Undocumented(Halved):
+        pass
+
+    made = connections.Structure(connections.Options, Undocumented)
+    assert (made.formula, made.source, made.fields) == ("", "", {})
+
+
 @each
 def test_every_numeric_option_has_an_example(name: str) -> None:
     for option in connections.options(name).values():
