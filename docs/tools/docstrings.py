@@ -18,7 +18,7 @@ FIELDS = [
     "Returns",
     "Raises",
     "Formula",
-    "Scales",
+    "Where",
     "Source",
     "Start",
     "State",
@@ -77,15 +77,14 @@ def paragraph(lines: list[str]) -> list[str]:
         return block(lines)
     parts: list[tuple[str, list[str]]] = []  # name of a field and its lines; prose has no name
     for line in lines:
-        for part in re.split(r"\s{4,}(?=(?:Source|Formula):)", line):
-            if found := FIELD.match(part) or ARGUMENT.match(part):
-                parts.append((found[1], [found[2]]))
-            elif part.startswith("- "):
-                parts.append(("-", [part[2:]]))
-            elif parts and (part.startswith("  ") or not parts[-1][0]):
-                parts[-1][1].append(part.strip())
-            else:
-                parts.append(("", [part.strip()]))
+        if found := FIELD.match(line) or ARGUMENT.match(line):
+            parts.append((found[1], [found[2]]))
+        elif line.startswith("- "):
+            parts.append(("-", [line[2:]]))
+        elif parts and (line.startswith("  ") or not parts[-1][0]):
+            parts[-1][1].append(line.strip())
+        else:
+            parts.append(("", [line.strip()]))
     made: list[str] = []
     for name, body in parts:
         if name == "-":

@@ -8,7 +8,6 @@ and benchmarks/results/.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import sys
@@ -22,13 +21,11 @@ import formulas  # noqa: E402
 import residual_join  # noqa: E402
 import structure_table  # noqa: E402
 from fairseq_resid import connections  # noqa: E402
-from fairseq_resid.connections.options import Option  # noqa: E402
 
 PAGE = ROOT / "docs" / "structures.md"
 JOIN = ROOT / "docs" / "drawings" / "residual_join.svg"
 DRAWINGS = ROOT / "docs" / "drawings" / "structures"
 RESULTS = ROOT / "benchmarks" / "results"
-FIELD = re.compile(r"^ *(Scales|Source|Start|State):\s+(.*?)(?=\n *[A-Z]\w*:\s{2}|\n\n|\Z)", re.MULTILINE | re.DOTALL)
 INTRODUCTION = """<!-- Made by python docs/tools/gallery.py: edit the classes in fairseq_resid/connections/ instead. -->
 # Structures
 
@@ -140,7 +137,7 @@ def starts_deep(name: str) -> str:
     return "yes" if len(rates) == len(mine) else f"at {rates[0]} only" if rates else "no"
 
 
-def option(known: Option) -> str:
+def option(known: connections.Option) -> str:
     """Return an option as a row of a table."""
     default = known.default if isinstance(known.default, str) else f"{known.default:g}"
     allowed = known.allowed.removeprefix("must be ").removeprefix("choose ")
@@ -156,16 +153,15 @@ def marked(text: str) -> str:
 def section(name: str) -> str:
     """Return the section of a structure."""
     made = connections.structure(name)
-    text = re.sub(r" {4,}Source:", "\nSource:   ", inspect.getdoc(made.connection) or "")
-    about = " ".join(text.split("\n\n")[0].split())
-    fields = {field: " ".join(value.split()) for field, value in FIELD.findall(text)}
+    shown = {"Where": "Where", "Source": "Source", "Start": "Initial values", "State": "State"}
+    fields = {"Source": made.source} | made.fields
     aliases = ", ".join(f"`{alias}`" for alias in connections.aliases(name))
     formula = re.sub(r"`(\w+)`", r"[`\1`](#\1)", formulas.markdown(made.formula))
     plain = made.formula.replace("`", "")
     lines = [f"### {name}", "", f"![Drawing of {name}: {plain}](drawings/structures/{name}.svg)", ""]
     if formula.startswith("$") and re.search("^[^=]*[xF][^=]*$", formula.split("$")[1]):
         formula = f"$y = {formula[1:]}"
-    lines += [formula, "", marked(about), ""]
+    lines += [formula, "", marked(made.summary), ""]
     if made.use_when:
         lines += [f"**When to use it:** {made.use_when}", ""]
     rows = list(connections.options(name).values())
@@ -174,10 +170,8 @@ def section(name: str) -> str:
     lines += ["| Parameters | Training speed | Decoding speed | Trains at 18 + 18 layers |", "|---|---|---|---|"]
     values = [structure_table.polynomial(name), speed("training", name), speed("decoding", name)]
     lines += [f"| {' | '.join([*values, starts_deep(name)])} |", ""]
-    lines += [f"- Scales: {marked(fields['Scales'])}"] if "Scales" in fields else []
-    lines += [f"- Source: {marked(fields.get('Source', made.source))}"]
-    lines += [f"- Initial values: {marked(fields['Start'])}"] if "Start" in fields else []
-    lines += [f"- State: {marked(fields['State'])}"] if "State" in fields else []
+    lines += [f"- {title}: {marked(fields[field])}" for field, title in shown.items() if field in fields]
+    lines += ["- A norm ends the stack, unless `--final-norm none` is given."] if made.final_norm else []
     lines += [f"- Other names: {aliases}"] if aliases else []
     return "\n".join([*lines, ""])
 

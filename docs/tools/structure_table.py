@@ -53,7 +53,7 @@ def row(name: str) -> str:
 
 
 def table(names: list[str]) -> str:
-    """Return the table of these structures, grouped by family and in order of registration within a family."""
+    """Return the table of these structures, grouped by family."""
     lines = ["| name | formula | paper |", "|---|---|---|"]
     families = dict.fromkeys(connections.structure(name).family for name in names)
     for family in sorted(families, key=lambda each: FAMILIES.index(each) if each in FAMILIES else len(FAMILIES)):

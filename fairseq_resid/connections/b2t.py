@@ -7,16 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .options import Options
-from .place import Place
-from .registry import Structure, register
+from .core import Options, Place, Structure, register
+from .post_ln import PostLayerNorm
 
 
-class BottomToTop(ResidualConnection):
+class BottomToTop(PostLayerNorm):
     """Adds the input of a layer to the input of its last norm.
 
-    Formula:  y = LN(x + F); at the last site of a layer y = LN(x + F + x_layer), x_layer the input of the layer
+    Formula:  `post_ln`; a layer's last norm also sees the layer's input
+    Where:    at the last site of a layer LN(x + F + x_layer), x_layer the input of the layer
     Source:   Takase 2022, B2T connection, eq. 9, and the authors' code (takase/b2t_connection, transformer_layer.py)
     Start:    the weights of all sublayers, but not the biases, are multiplied by (layers of the stack)^(-1/2), as in
               the code
@@ -27,7 +26,6 @@ class BottomToTop(ResidualConnection):
         super().__init__(place, options, *rest)
         self.is_last, self.most_width = place.last, 2 * place.dim
         self.scale = place.depth(place.stack) ** -0.5
-        self.norm = place.norm(place.dim)
 
     def branch_input(self, state: Tensor) -> Tensor:
         return state[..., : self.dim]
@@ -50,8 +48,6 @@ register(
     Structure(
         Options,
         BottomToTop,
-        formula="`post_ln`; a layer's last norm also sees the layer's input",
-        source="Takase 2022",
         family="Depth",
         use_when="Post-norm models with more layers than `post_ln` can train.",
     ),

@@ -1,4 +1,4 @@
-"""Post-norm structures that scale the shortcut by a factor that grows with depth: DeepNorm and Keel."""
+"""A post-norm structure that scales the shortcut by a factor that grows with depth: DeepNorm."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .folding import Fold, affine
-from .options import Options
-from .place import Place
-from .registry import Structure, register
+from .core import Fold, Options, Place, Structure, register
+from .core.folding import affine
+from .post_ln import PostLayerNorm
 
 
 def deep_norm_scales(place: Place) -> tuple[float, float]:
@@ -26,12 +24,12 @@ def deep_norm_scales(place: Place) -> tuple[float, float]:
     return 0.81 * (n**4 * m) ** (1 / 16), 0.87 * (n**4 * m) ** (-1 / 16)
 
 
-class DeepNorm(ResidualConnection):
+class DeepNorm(PostLayerNorm):
     """Normalises the sum of a scaled shortcut and the branch. In deeper stacks, the scale α is larger and the branch's
     initial weights are smaller.
 
-    Formula:  y = LN(α x + F) at every site, including cross-attention; no norm at the end of a stack
-    Scales:   α = 0.81 (N⁴M)^(1/16) and β = 0.87 (N⁴M)^(-1/16) in the encoder of a model with N encoder and M decoder
+    Formula:  LN(αx + F), α and initialisation by depth
+    Where:    α = 0.81 (N⁴M)^(1/16) and β = 0.87 (N⁴M)^(-1/16) in the encoder of a model with N encoder and M decoder
               layers, α = (3M)^(1/4) and β = (12M)^(-1/4) in its decoder; α = (2N)^(1/4) and β = (8N)^(-1/4) in a model
               that has only one stack, of N layers
     Source:   Wang 2022, DeepNet, section 3 and table 1
@@ -41,7 +39,6 @@ class DeepNorm(ResidualConnection):
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.alpha, self.beta = deep_norm_scales(place)
-        self.norm = place.norm(place.dim)
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
         return self.norm(torch.add(f, x, alpha=self.alpha))
@@ -51,31 +48,8 @@ class DeepNorm(ResidualConnection):
             nn.init.xavier_normal_(linear.weight, gain=1.0 if name in ("query", "key") else self.beta)
 
 
-class Keel(ResidualConnection):
-    """Normalises the branch input, and the sum of the branch and a shortcut scaled by the number of sublayers.
-
-    Formula:  y = LN_out(α x + f(LN_in(x))), α = number of sublayers in the stack, not learned; the last LN_out ends the
-              stack; in the first layer α = 1, and its first site has no LN_out
-    Source:   Chen 2026, arXiv 2601.19895, a decoder with RMSNorm. Our choices: LN, a separate α for each stack, and
-              α = 1 for the first cross-attention too.
-    """
-
-    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
-        super().__init__(place, options, *rest)
-        place.require_depths()
-        self.alpha = 1.0 if place.layer == 0 else float(place.sites)
-        self.inner_norm = place.norm(place.dim)
-        self.norm = nn.Identity() if place.index == 0 else place.norm(place.dim)
-
-    def branch_input(self, x: Tensor) -> Tensor:
-        return self.inner_norm(x)
-
-    def combine(self, x: Tensor, f: Tensor) -> Tensor:
-        return self.norm(torch.add(f, x, alpha=self.alpha))
-
-
 def fold(site: Any) -> Fold:
-    """Fold LN(α x + F)."""
+    """Fold LN(αx + F)."""
     return Fold("post_norm", (affine(site.norm),), shortcut=site.alpha)
 
 
@@ -85,20 +59,7 @@ register(
         Options,
         DeepNorm,
         folds=fold,
-        formula="LN(αx + F), α and initialisation by depth",
-        source="Wang 2022",
         family="Scaling",
         use_when="Deep post-norm models, without added parameters and at almost no cost in speed.",
-    ),
-)
-register(
-    "keel",
-    Structure(
-        Options,
-        Keel,
-        formula="LN(αx + f(LN(x))), α the number of sublayers",
-        source="Chen 2026",
-        family="Scaling",
-        use_when="Very deep stacks that should stay post-norm.",
     ),
 )

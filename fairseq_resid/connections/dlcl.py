@@ -8,13 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .dense import mix_layers
-from .growing import append
-from .options import Options, option
-from .place import Place
-from .registry import Structure, for_all_options, register
-from .stream import ResidualStream
+from .core import Options, Place, Structure, option, register
+from .core.growing import LastValueStream, LayerHistory, append, check_values
+from .core.registry import for_all_options
 
 
 @dataclass(frozen=True)
@@ -28,13 +24,14 @@ class LayerCombinationOptions(Options):
     )
 
 
-class LayerCombination(ResidualConnection):
+class LayerCombination(LayerHistory):
     """Begins every layer, and ends the stack, with a learned combination of the outputs of all layers so far.
 
-    Formula:  layer l of L begins with x_l, has the residuals of pre_ln or post_ln, and ends with y_l; y_0 is the input
-              of the stack; x_1 = w_{1,0} y_0;
-              pre:  x_{l+1} = w_{l+1,0} y_0 + Σ_{k=1..l} w_{l+1,k} LN_k(y_k); LN(x_{L+1}) ends the stack
-              post: x_{l+1} = LN_{l+1}(Σ_{k=0..l} w_{l+1,k} y_k) for l > 0; x_{L+1} ends the stack
+    Formula:  `pre_ln` or `post_ln`; each layer begins with a learned sum of all layers so far, with norms
+    Where:    layer l of L begins with x_l, has the residuals of `pre_ln` or `post_ln`, and ends with y_l; y_0 is the
+              input of the stack; x_1 = w_{1,0} y_0;
+              pre:  x_{l+1} = w_{l+1,0} y_0 + Σ_{k=1..l} w_{l+1,k} LN_k(y_k); LN(x_{L+1}) ends the stack;
+              post: x_{l+1} = LN_{l+1}(Σ_{k=0..l} w_{l+1,k} y_k) for l > 0; x_{L+1} ends the stack.
               All w are learned numbers. Encoder and decoder each have their own w and norms.
     Source:   Wang 2019, DLCL, arXiv 1906.01787, and the authors' code (wangqiangneu/dlcl,
               fairseq/modules/layer_history.py), whose only and default history type is learnable_dense.
@@ -49,47 +46,36 @@ class LayerCombination(ResidualConnection):
               by w_{1,0}; every other branch sees the last value.
     """
 
-    compiles = False  # every site of a stack has its own width, and so its own graph
-
     def __init__(self, place: Place, options: LayerCombinationOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        layers = place.depth(place.stack)
         self.is_post = options.dlcl_norm == "post"
-        self.step = place.sites // layers + 1
-        self.width = (place.sites + layers + 1) * place.dim
-        self.position = place.layer + place.index + 1  # number of values in the state at this site
         weights = place.layer + 2
         self.norm = place.norm(place.dim)
         self.input_weight = nn.Parameter(torch.ones(())) if place.index == 0 else None
         self.layer_weights = nn.Parameter(torch.full((weights,), 1 / weights)) if place.last else None
         self.output_norm = place.norm(place.dim) if place.last and not self.is_post else None
-        is_inner = place.layer < layers - 1  # LN_{L+1} is in the stream
+        is_inner = place.layer < self.layers - 1  # LN_{L+1} is in the stream
         self.combination_norm = place.norm(place.dim) if place.last and self.is_post and is_inner else None
 
     def shortcut(self, state: Tensor) -> Tensor:
         """Return the x of this site."""
         x = state[..., -self.dim :]
-        weight = self.input_weight
-        return x if weight is None else weight * x
+        return x if self.input_weight is None else self.input_weight * x
 
     def branch_input(self, state: Tensor) -> Tensor:
         x = self.shortcut(state)
         return x if self.is_post else self.norm(x)
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        values = state.size(-1) // self.dim
-        if values != self.position:
-            needed = f"must have {self.position} at this site; do not skip or repeat a sublayer"
-            raise RuntimeError(f"dlcl: state with {values} values: {needed}")
+        check_values(self, state, self.position)
         y = self.shortcut(state) + f
         if self.is_post:
             y = self.norm(y)
         if self.output_norm is not None:
             y = self.output_norm(y)
         state = append(state, y, self.width)
-        weights = self.layer_weights
-        if weights is not None:
-            x = mix_layers(state, weights, self.dim, self.step)
+        if self.layer_weights is not None:
+            x = self.combination(state, self.layer_weights)
             if self.combination_norm is not None:
                 x = self.combination_norm(x)
             state = append(state, x, self.width)
@@ -100,27 +86,14 @@ class LayerCombination(ResidualConnection):
         return {name: weight for name, weight in found.items() if weight is not None}
 
 
-class LayerCombinationStream(ResidualStream):
-    """Ends a DLCL stack with LN (affine, eps 1e-5) of the last combination, or with the combination itself."""
-
-    def __init__(self, place: Place, options: LayerCombinationOptions, final_norm: bool) -> None:
-        super().__init__(place, options, final_norm)
-        self.dim = place.dim
-
-    def leave(self, state: Tensor) -> Tensor:
-        return state[..., -self.dim :]
-
-
 register(
     "dlcl",
     Structure(
         LayerCombinationOptions,
         LayerCombination,
-        LayerCombinationStream,
+        LastValueStream,
         final_norm=True,
         needs_every_layer=for_all_options,
-        formula="`pre_ln` or `post_ln`; each layer begins with a learned sum of all layers so far, with norms",
-        source="Wang 2019",
         family="Depth",
         use_when="Deep encoders, pre-norm or post-norm: its paper trained 30 and 25 encoder layers.",
     ),

@@ -6,22 +6,20 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .optional_norm import OptionallyNormed, OptionalNorm
-from .place import Place
-from .registry import Structure, register
-
-SHORTCUT_DROPOUT = 0.5  # He 2016b, section 3.1, "Dropout shortcut"
+from .core import Place, Structure, register
+from .core.optional_norm import OptionallyNormed, OptionalNorm
 
 
 class DropoutShortcut(OptionallyNormed):
     """Drops elements of the shortcut with probability 0.5 during training.
 
-    Formula:  y = dropout(x, 0.5) + F            Source: He 2016b, dropout shortcut
+    Formula:  dropout(x, 0.5) + F
+    Source:   He 2016b, section 3.1, dropout shortcut
     """
 
     def __init__(self, place: Place, options: OptionalNorm, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.shortcut_dropout = nn.Dropout(SHORTCUT_DROPOUT)
+        self.shortcut_dropout = nn.Dropout(0.5)
 
     def join(self, x: Tensor, f: Tensor) -> Tensor:
         return self.shortcut_dropout(x) + f
@@ -33,8 +31,6 @@ register(
         OptionalNorm,
         DropoutShortcut,
         has_norm=OptionalNorm.has_norm,
-        formula="dropout(x, 0.5) + F",
-        source="He 2016b",
         family="Scaling",
         use_when="Reproducing He 2016b. In Transformers without `--residual-norm layer` it diverges.",
     ),

@@ -9,12 +9,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .norms import EPS
-from .options import Options, option
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
-from .stream import ResidualStream
+from .core import Options, Place, ResidualStream, Structure, option, register
+from .core.norms import EPS
+from .pre_ln import PreLayerNorm
 
 
 @dataclass(frozen=True)
@@ -36,12 +33,18 @@ class ShortcutOptions(Options):
         return 1.15 - 0.10 * depth, 0.20 - 0.15 * depth
 
 
+def normed(x: Tensor) -> Tensor:
+    """Return x₀, RMSNorm of the input of a stack, without a gain."""
+    return functional.rms_norm(x, x.shape[-1:], None, EPS)
+
+
 class EmbeddingShortcut(PreLayerNorm):
     """Scales the shortcut before each pre-norm layer and adds the scaled embedding to it.
 
-    Formula:  before layer i: x = λ_i x + μ_i x₀, λ_i and μ_i in R; then x + f(LN(x)) at each of its sites;
-              x₀ = RMSNorm(the stack's input), without a gain, is also the first x; the stack ends with a norm
-    Source:   Jordan 2024, modded-nanogpt (the record of 2024-11-06, "embed shortcut"), and Karpathy 2026, nanochat
+    Formula:  `pre_ln`; each layer starts from λx + μx₀, x₀ the normed embedding
+    Where:    λ_i and μ_i in R, one of each for layer i; x₀ = RMSNorm(the stack's input), without a gain, is also the
+              first x
+    Source:   Jordan 2024 and Karpathy 2026: modded-nanogpt (the record of 2024-11-06, "embed shortcut") and nanochat
               (nanochat/gpt.py, resid_lambdas and x0_lambdas). RMSNorm of x₀ has no parameters, as in their code,
               because it does not belong to a layer: with layer drop, any layer can be the first. --norm does not change
               it. Our choices: eps 1e-5; LN instead of the same RMSNorm at the sites and at the end; an x₀ for each
@@ -57,25 +60,20 @@ class EmbeddingShortcut(PreLayerNorm):
         super().__init__(place, options, *rest)
         layers = place.depth(place.stack)
         self.least_width = self.most_width = 2 * place.dim
-        self.shape, self.eps = [place.dim], EPS
         is_first = place.index % (place.sites // layers) == 0  # of its layer
         shortcut, embedding = options.start(place.layer, layers)
         self.shortcut_scalar = nn.Parameter(torch.tensor(shortcut)) if is_first else None
         self.embedding_scalar = nn.Parameter(torch.tensor(embedding)) if is_first else None
 
     def enter(self, x: Tensor) -> Tensor:
-        if x.size(-1) != self.dim:
-            return x
-        start = functional.rms_norm(x, self.shape, None, self.eps)
-        return torch.cat([start, start], dim=-1)
+        return torch.cat([normed(x)] * 2, dim=-1) if x.size(-1) == self.dim else x
 
     def shortcut(self, state: Tensor) -> Tensor:
         """Return λx + μx₀ at the first site of a layer, and x at the others."""
         x, x0 = state[..., : self.dim], state[..., self.dim :]
-        shortcut, embedding = self.shortcut_scalar, self.embedding_scalar
-        if shortcut is not None and embedding is not None:
-            x = torch.addcmul(shortcut * x, embedding, x0)
-        return x
+        if self.shortcut_scalar is None or self.embedding_scalar is None:
+            return x
+        return torch.addcmul(self.shortcut_scalar * x, self.embedding_scalar, x0)
 
     def branch_input(self, state: Tensor) -> Tensor:
         return self.norm(self.shortcut(state))
@@ -85,8 +83,8 @@ class EmbeddingShortcut(PreLayerNorm):
         return torch.cat([y, state[..., self.dim :].to(y.dtype)], dim=-1)
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
-        shortcut, embedding = self.shortcut_scalar, self.embedding_scalar
-        return {} if shortcut is None or embedding is None else {"lambda": shortcut, "mu": embedding}
+        found = {"lambda": self.shortcut_scalar, "mu": self.embedding_scalar}
+        return {name: scalar for name, scalar in found.items() if scalar is not None}
 
 
 class ShortcutStream(ResidualStream):
@@ -95,14 +93,8 @@ class ShortcutStream(ResidualStream):
     If every layer was dropped, it receives the stack's input, and x is x₀.
     """
 
-    def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
-        super().__init__(place, options, final_norm)
-        self.dim = place.dim
-
     def leave(self, state: Tensor) -> Tensor:
-        if state.size(-1) == self.dim:
-            return functional.rms_norm(state, self.shape, None, self.eps)
-        return state[..., : self.dim]
+        return normed(state) if state.size(-1) == self.dim else state[..., : self.dim]
 
 
 register(
@@ -112,8 +104,6 @@ register(
         EmbeddingShortcut,
         ShortcutStream,
         final_norm=True,
-        formula="`pre_ln`; each layer starts from λx + μx₀, x₀ the normed embedding",
-        source="Jordan 2024; Karpathy 2026",
         family="Depth",
         use_when="Pre-norm models whose deep layers should still see the embedding, at the cost of two numbers per "
         "layer.",

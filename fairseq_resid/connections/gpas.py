@@ -8,18 +8,15 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .options import Options
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
+from .core import Options, Place, ResidualConnection, Structure, register
+from .pre_ln import PreLayerNorm
 
 
 class GradientPreservingScaling(PreLayerNorm):
     """Scales the sum of shortcut and branch by a learned number, but not its gradient.
 
-    Formula:  y = s - SiLU(g) sg(s), s = x + F, F = dropout(f(LN(x))), sg: without gradient; g in R, one for all
-              sublayers of a layer; the stack ends with a norm
+    Formula:  x + F, scaled by 1 − SiLU(g) except for its gradient, F from f(LN(x))
+    Where:    g in R, one for all sublayers of a layer; SiLU(g) times the sum is subtracted without its gradient
     Source:   Chen 2025, GPAS, arXiv 2506.22049, and the authors' code (dandingsky/GPAS, modeling_llama.py, norm type
               pre_gpas), which uses RMSNorm. Not implemented: GPAS on structures other than pre_ln, and clipping of the
               gradient of g
@@ -47,8 +44,6 @@ register(
         Options,
         GradientPreservingScaling,
         final_norm=True,
-        formula="x + F, scaled by 1 − SiLU(g) except for its gradient, F from f(LN(x))",
-        source="Chen 2025",
         family="Scaling",
         use_when="Deep pre-norm models whose activations grow with depth.",
     ),

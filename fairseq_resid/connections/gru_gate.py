@@ -9,11 +9,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .base import xavier_uniform
-from .options import Options, option
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
+from .core import Options, Place, Structure, option, register
+from .core.tensors import xavier_uniform
+from .pre_ln import PreLayerNorm
 
 
 @dataclass(frozen=True)
@@ -28,10 +26,10 @@ class GruOptions(Options):
 class GruGate(PreLayerNorm):
     """Updates the shortcut with the branch as one step of a gated recurrent unit.
 
-    Formula:  y = (1 - z) ⊙ x + z ⊙ h, h = tanh(W_h F + U_h (r ⊙ x)), r = σ(W_r F + U_r x), z = σ(W_z F + U_z x + b),
-              F = relu(dropout(f(LN(x)))); the stack ends with a norm
+    Formula:  (1−z)x + z tanh(W ReLU(F) + U(r ⊙ x)), gates r and z from x and ReLU(F), F from f(LN(x))
+    Where:    r = σ(W_r ReLU(F) + U_r x), z = σ(W_z ReLU(F) + U_z x + b)
     Source:   Parisotto 2019, GTrXL, arXiv 1910.06764; our b is the paper's -b_g. nn.GRUCell, which other packages use,
-              is a different unit: it computes r ⊙ (U_h x), and has more biases
+              is a different unit: it computes r ⊙ (U x), and has more biases
     Start:    b = -2, which favours the shortcut. The paper does not state how the matrices start. Ours are
               Xavier-uniform, as in RLlib's GTrXL
     """
@@ -40,14 +38,14 @@ class GruGate(PreLayerNorm):
         super().__init__(place, options, *rest)
         c = place.dim
         # These are bare parameters, because fairseq's quantisation would replace an nn.Linear. One GEMM multiplies by
-        # the W of r, z and h, and another by the U of r and z.
+        # the W of r, z and tanh, and another by the U of r and z.
         self.branch_weight = nn.Parameter(torch.cat([xavier_uniform(c, c) for _ in range(3)]))
         self.shortcut_weight = nn.Parameter(torch.cat([xavier_uniform(c, c) for _ in range(2)]))
         self.candidate_weight = nn.Parameter(xavier_uniform(c, c))
         self.gate_bias = nn.Parameter(torch.full((c,), options.gate_bias))
 
     def gates(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Return z and h, each (..., C)."""
+        """Return z and the tanh, each (..., C)."""
         of_r, of_z, of_h = functional.linear(torch.relu(f), self.branch_weight).chunk(3, -1)
         and_r, and_z = functional.linear(x, self.shortcut_weight).chunk(2, -1)
         r, z = torch.sigmoid(of_r + and_r), torch.sigmoid(of_z + and_z + self.gate_bias)
@@ -67,8 +65,6 @@ register(
         GruOptions,
         GruGate,
         final_norm=True,
-        formula="(1−z)x + z tanh(W ReLU(F) + U(r ⊙ x)), gates r and z from x and ReLU(F), F from f(LN(x))",
-        source="Parisotto 2019",
         family="Gates",
         use_when="Models that are hard to train. The gate adds six C × C matrices to every site.",
     ),

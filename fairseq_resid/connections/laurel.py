@@ -9,12 +9,10 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor, nn
 
-from .options import InvalidOption, Options, option
-from .place import Place
-from .plain import PreLayerNorm
-from .registry import Structure, register
+from .core import InvalidOption, Options, Place, Structure, option, register
+from .pre_ln import PreLayerNorm
 
-MOST_RANK = 32  # of the map, by default
+DEFAULT_RANK = 32  # or C, if that is smaller
 
 
 @dataclass(frozen=True)
@@ -27,7 +25,7 @@ class LaurelOptions(Options):
         choices=("both", "rw", "lr"),
     )
     laurel_rank: int = option(
-        MOST_RANK,
+        DEFAULT_RANK,
         "rank r <= C of the map (32: the smaller of 32 and C); no effect with --laurel-form rw",
         least=1,
         most=1024,
@@ -35,15 +33,15 @@ class LaurelOptions(Options):
     )
 
     def check_width(self, dim: int) -> None:
-        if self.laurel_rank > dim and self.laurel_rank != MOST_RANK:
+        if self.laurel_rank > dim and self.laurel_rank != DEFAULT_RANK:
             raise InvalidOption("laurel_rank", self.laurel_rank, f"must be <= {dim}, the number of channels")
 
 
 class Laurel(PreLayerNorm):
     """Weights branch and shortcut, and adds a low-rank map of the shortcut.
 
-    Formula:  y = α F + β (x + B A x), F = dropout(f(LN(x))), A in R^{r×C}, B in R^{C×r}, (α, β) a softmax of two
-              learned numbers; the stack ends with a norm. rw: without B A x; lr: α = β = 1
+    Formula:  αF + β(I + BA)x, F from f(LN(x)), α + β = 1, BA of low rank
+    Where:    A in R^{r×C}, B in R^{C×r}; (α, β) is a softmax of two learned numbers. rw: without BA; lr: α = β = 1
     Source:   Menghani 2025, LAuReL, arXiv 2411.07501, eq. 3 and 5; Gemma 3n's map reads LN(x), and has a norm after
               it. Not implemented: the version that also reads earlier layers
     Start:    A_ij = 1 / √(r C) where j mod r = i, else 0, and B = 0, as in the paper's language models. α = β = 0.5 is
@@ -95,8 +93,6 @@ register(
         LaurelOptions,
         Laurel,
         final_norm=True,
-        formula="αF + β(I + BA)x, F from f(LN(x)), α + β = 1, BA of low rank",
-        source="Menghani 2025",
         family="Scaling",
         use_when="Pre-norm models, at the cost of a few parameters. "
         "`--laurel-form rw` and `--laurel-form lr` use only one of the two parts. "

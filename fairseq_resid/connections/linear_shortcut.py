@@ -8,17 +8,18 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import dense_gate
-from .base import xavier_uniform
-from .optional_norm import OptionallyNormed, OptionalNorm
-from .place import Place
-from .registry import Structure, register
+from .core import Place, Structure, register
+from .core.optional_norm import OptionallyNormed, OptionalNorm
+from .core.tensors import xavier_uniform
 
 
 class LinearShortcut(OptionallyNormed):
     """Adds the branch to a linear map of the shortcut.
 
-    Formula:  y = xW + b + F, W in R^{C×C} Xavier-uniform, b = 0            Source: He 2016b, 1×1 convolution
-    Dtype:    that of x; under autocast, xW + b is computed in 16 bits
+    Formula:  Wx + b + F
+    Source:   He 2016b, 1×1 convolution
+    Start:    W in R^{C×C} Xavier-uniform, b = 0
+    Dtype:    that of x; under autocast, Wx + b is computed in 16 bits
     """
 
     def __init__(self, place: Place, options: OptionalNorm, *rest: Any) -> None:
@@ -36,8 +37,6 @@ register(
         OptionalNorm,
         LinearShortcut,
         has_norm=OptionalNorm.has_norm,
-        formula="Wx + b + F",
-        source="He 2016b",
         family="Scaling",
         use_when="Reproducing He 2016b. In Transformers without `--residual-norm layer` it diverges.",
     ),

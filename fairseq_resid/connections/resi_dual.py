@@ -7,19 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import ResidualConnection
-from .options import Options
-from .place import Place
-from .registry import Structure, register
-from .stream import ResidualStream
+from .core import Options, Place, ResidualStream, Structure, register
+from .post_ln import PostLayerNorm
 
 EXIT_EPS = 1e-7  # eps of the final norm, as in the authors' code
 
 
-class ResiDual(ResidualConnection):
+class ResiDual(PostLayerNorm):
     """Keeps a post-norm stream, which the branches see, and the plain sum of all branches.
 
-    Formula:  x' = LN(x + F);  d' = d + F;  F = dropout(f(x));  a stack ends with x + LN(d); d starts as x
+    Formula:  x' = LN(x + F), d' = d + F; at the end x + LN(d)
+    Where:    F = dropout(f(x)); d starts as x
     Source:   Xie 2023, ResiDual, and the authors' code (microsoft/ResiDual, resi_dual_layers.py) with scales of 1
     State:    (..., 2C): x, then d
     """
@@ -27,7 +25,6 @@ class ResiDual(ResidualConnection):
     def __init__(self, place: Place, options: Options, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.least_width = self.most_width = 2 * place.dim
-        self.norm = place.norm(place.dim)
 
     def enter(self, x: Tensor) -> Tensor:
         return torch.cat([x, x], dim=-1) if x.size(-1) == self.dim else x
@@ -50,7 +47,6 @@ class ResiDualStream(ResidualStream):
 
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
         super().__init__(place, options, final_norm=False)
-        self.dim = place.dim
         self.make_norm()
         self.eps = EXIT_EPS
 
@@ -67,8 +63,6 @@ register(
         ResiDual,
         ResiDualStream,
         final_norm=None,
-        formula="x' = LN(x + F), d' = d + F; at the end x + LN(d)",
-        source="Xie 2023",
         family="Several streams",
         use_when="Deep stacks that should keep a post-norm output and the gradients of a pre-norm stack.",
     ),

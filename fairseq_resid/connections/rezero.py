@@ -7,16 +7,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .options import Options
-from .place import Place
-from .registry import Structure, for_no_options, register
+from .core import Options, Place, ResidualConnection, Structure, register
+from .core.registry import for_no_options
 
 
 class ReZero(ResidualConnection):
     """Adds the branch times a learned scalar, without a norm; every layer starts as the identity.
 
-    Formula:  y = x + a F, a in R, a = 0 at the start; one a for all sublayers of a layer
+    Formula:  x + aF, a learned, initially 0, one per layer
     Source:   Bachlechner 2020, ReZero, eq. 5, and its code (rezero/transformer/rztx.py: `resweight` of a layer)
     """
 
@@ -40,8 +38,6 @@ register(
         Options,
         ReZero,
         has_norm=for_no_options,
-        formula="x + aF, a learned, initially 0, one per layer",
-        source="Bachlechner 2020",
         family="Scaling",
         use_when="Very deep stacks that should start as the identity.",
     ),

@@ -8,11 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import ResidualConnection
-from .options import Options
-from .place import Place
-from .registry import Structure, register
-from .stream import ResidualStream
+from .core import Options, Place, ResidualConnection, ResidualStream, Structure, register
 
 
 def two_streams(state: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -24,8 +20,9 @@ def two_streams(state: Tensor, dim: int) -> tuple[Tensor, Tensor]:
 class Siamese(ResidualConnection):
     """Adds each branch to a normalised stream and to an unnormalised one; the branch sees both.
 
-    Formula:  x̂ = LN_x(x);  F = dropout(f(LN(x̂ + LN_y(y))));  x' = x̂ + F / √(2l), l the layer, from 1;  y' = y + F;
-              a stack ends with LN(LN_x(x) + LN_y(y)); both streams start as its input
+    Formula:  x' = LN(x) + F/√(2l), l the layer; y' = y + F; F from f(LN(LN(x) + LN(y)))
+    Where:    l counts from 1; LN(x) is the same in both places, and the three norms of a site have their own weights;
+              a stack ends with LN(LN(x) + LN(y)), with three further norms; both streams start as its input
     Source:   Li 2026, SiameseNorm, arXiv 2602.08064, and the authors' code (Qwen-Applications/SiameseNorm,
               deit-model-siamesenorm.py). The 2 is the number of sublayers in the paper's layers; we also use 2 in
               decoders, whose layers have three sublayers
@@ -61,7 +58,6 @@ class SiameseStream(ResidualStream):
 
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
         super().__init__(place, options, final_norm=True)
-        self.dim = place.dim
         self.post_norm, self.pre_norm = place.norm(place.dim), place.norm(place.dim)
 
     def leave(self, state: Tensor) -> Tensor:
@@ -76,8 +72,6 @@ register(
         Siamese,
         SiameseStream,
         final_norm=None,
-        formula="x' = LN(x) + F/√(2l), l the layer; y' = y + F; F from f(LN(LN(x) + LN(y)))",
-        source="Li 2026",
         family="Several streams",
         use_when="According to its paper, as stable as pre-norm and as good as post-norm, with a state twice as wide.",
     ),

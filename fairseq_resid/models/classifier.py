@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from .. import connections
 from ..connections import Place
-from ..connections.norms import EPS
+from ..connections.core.norms import EPS
 from ..fairseq_patches import UserError
 from .structures import Structured, add_flags, check_norm, options_of, settle
 

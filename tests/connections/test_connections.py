@@ -312,25 +312,6 @@ def test_unknown_backend_is_refused():
         connections.build("post_ln", C, backend="cuda")
 
 
-def test_width_below_one_is_refused():
-    with pytest.raises(ValueError, match="dim=0: must be an integer of at least 1"):
-        connections.build("post_ln", 0)
-
-
-@pytest.mark.parametrize("value", [2.5, "8", None, 8.0], ids=repr)
-def test_non_integer_width_is_refused(value):
-    with pytest.raises(connections.InvalidOption) as error:
-        connections.build("pre_ln", value)
-    assert str(error.value) == f"dim={value!r}: must be an integer of at least 1"
-
-
-@pytest.mark.parametrize("field", ["layer", "index", "sites"])
-def test_place_with_wrong_numbers_is_refused(field):
-    for value in (1.5, -1):
-        with pytest.raises(connections.InvalidOption, match=f"{field}={value}: must be an integer of at least 0"):
-            Place(C, **{field: value})
-
-
 DEPTHS = {"encoder": 3, "decoder": 2}
 
 
@@ -371,10 +352,8 @@ def test_forward_refuses_wrong_shapes_and_names_the_argument(name):
     for shape, f_shape, said in WRONG_SHAPES:
         with pytest.raises(ValueError, match=re.escape(said)):
             site(torch.zeros(shape), torch.zeros(f_shape))
-    x, f = inputs(4, 2, C, dtype=torch.float32)
-    with pytest.raises(TypeError, match="f_out of type tuple: must be a tensor"):
-        site(x, (f, None))
     if site.most_width == C:
+        x, f = inputs(4, 2, C, dtype=torch.float32)
         with pytest.raises(ValueError, match=r"state \[4, 2, 16\]: must be \(..., 8\), as wide as the connection"):
             site(torch.cat([x, x], -1), f)
 
@@ -397,13 +376,6 @@ def test_shape_checks_do_not_hinder_transforms():
     x.requires_grad_()
     y = torch.utils.checkpoint.checkpoint(site, x, f, use_reentrant=False)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(site(x, f).sum(), x))
-
-
-@pytest.mark.parametrize("value", [NAN, INF, -0.1, 1.5, "0.1", None, [0.1]], ids=str)
-def test_invalid_dropout_probability_is_refused(value):
-    with pytest.raises(ValueError) as error:
-        connections.build("post_ln", C, value)
-    assert str(error.value) == f"dropout={value!r}: must be a number from 0 to 1, or a module"
 
 
 def test_registering_a_name_twice_is_refused():

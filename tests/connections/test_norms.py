@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_resid import connections
 from fairseq_resid.connections import Place
-from fairseq_resid.connections.norms import NORMS, divisor
+from fairseq_resid.connections.core.norms import NORMS, divisor
 from support.stacks import C, Stack, inputs, move
 from support.structures import each
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fairseq_resid import connections
-from fairseq_resid.connections import Place, attention, dense, dlcl
+from fairseq_resid.connections import Place, attn_residual, dense_former, dlcl
 from support import structures
 from support.stacks import C, Stack, branch, move, moved_stack, places, whole
 from support.structures import each, each_variant, spec
@@ -49,7 +49,7 @@ def test_growing_state_in_one_buffer_equals_concatenated_state(
     for _ in range(2):
         y = made(x)
         found.append([y, *torch.autograd.grad(y.square().sum(), [x, *made.parameters()])])
-        for module in (attention, dense, dlcl):
+        for module in (attn_residual, dense_former, dlcl):
             monkeypatch.setattr(module, "append", lambda state, value, _: torch.cat([state, value], dim=-1))
     torch.testing.assert_close(found[0], found[1], rtol=1e-12, atol=1e-12)
 

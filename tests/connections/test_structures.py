@@ -29,10 +29,44 @@ def test_every_structure_has_its_test_file() -> None:
     assert files <= set(structures.registered()), "remove the test files of structures that no class registers"
 
 
+@pytest.mark.structures
+def test_every_structure_is_in_the_file_of_its_name() -> None:
+    found = {name: connections.structure(name).connection.__module__ for name in connections.own_names()}
+    assert found == {name: f"fairseq_resid.connections.{name}" for name in found}, "name the file after the structure"
+
+
 @each
 def test_every_structure_states_its_formula_and_source(name: str) -> None:
     made = connections.structure(name)
-    assert made.formula and made.source, f'{name}: give Structure(..., formula="y as x and F", source="Author year")'
+    assert made.formula and made.source, (
+        f'{name}: add "Formula:  y as x and F" and "Source:   Author year" to its docstring'
+    )
+
+
+class Halved(connections.ResidualConnection):
+    """Halves the branch.
+
+    Formula:  x + F/2,
+              where F is the branch
+    Source:   Someone 2026 (Half), section 3; not his code
+    A last line.
+    """
+
+
+def test_formula_and_source_are_those_of_the_docstring_or_of_the_arguments() -> None:
+    made = connections.Structure(connections.Options, Halved)
+    assert (made.summary, made.formula, made.source) == (
+        "Halves the branch.", "x + F/2, where F is the branch", "Someone 2026 (Half)"
+    )  # fmt: skip
+    assert made.fields["Source"] == "Someone 2026 (Half), section 3; not his code"
+    made = connections.Structure(connections.Options, Halved, formula="x + 0.5F", source="Else, 2027")
+    assert (made.formula, made.source) == ("x + 0.5F", "Else, 2027")
+
+    class Undocumented(Halved):
+        pass
+
+    made = connections.Structure(connections.Options, Undocumented)
+    assert (made.formula, made.source, made.fields) == ("", "", {})
 
 
 @each
@@ -65,15 +99,12 @@ def test_structure_states_whether_it_has_a_norm(name: str, options: dict[str, An
     assert connections.uses_norm(name, chosen, final_norm=True)
 
 
-def test_names_keep_their_order() -> None:
+def test_names_are_in_alphabetical_order_with_aliases_last() -> None:
     """--help, benchmarks and reports list the structures in this order."""
-    expected = """
-        attn_residual b2t post_ln pre_ln deep_delta deep_norm keel dense_former dlcl dropout_shortcut embedding_shortcut
-        xskip xskip_ln sas highway shortcut_gate gpas gru_gate mhc hyper frac laurel linear_shortcut orthogonal
-        layer_scale sandwich_ln res_post_norm scaled_pre_ln mix_ln rskip_ln resi_dual rezero siamese wskip_ln admin
-        exclusive_gate peri_ln
-    """
-    assert [name for name in connections.names() if name in expected.split()] == expected.split()
+    own = connections.own_names()
+    assert own == sorted(own)
+    names = [name for name in connections.names() if name in own or connections.canonical(name) in own]
+    assert names == [*own, "exclusive_gate", "peri_ln"]
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from fairseq_resid import records
-from fairseq_resid.connections import registry
-from fairseq_resid.connections.folding import as_post_norm
+from fairseq_resid.connections.core import registry
+from fairseq_resid.connections.core.folding import as_post_norm
 from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.data.text.segmentation import Segmenter
 from fairseq_resid.evaluation import evaluate, translate

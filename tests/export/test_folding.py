@@ -153,8 +153,6 @@ def test_shortcut_weight_zero_is_refused() -> None:
 
 def test_fold_checks_its_graph() -> None:
     pair = (torch.ones(2), torch.zeros(2))
-    with pytest.raises(ValueError, match="graph 'mid_norm': must be one of post_norm"):
-        Fold("mid_norm", (pair,))
     with pytest.raises(ValueError, match="graph pre_and_post_norm with 1 norms: must have 2"):
         Fold("pre_and_post_norm", (pair,))
     with pytest.raises(ValueError, match="graph pre_norm with a shortcut weight: only post_norm"):

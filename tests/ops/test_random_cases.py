@@ -258,7 +258,7 @@ def check_case(number: int) -> dict[str, float]:
     # rounding error, amplified by at most the steepest slope of LN. On a CPU, torch increases this error, because it
     # keeps the statistics of 16-bit input in 16 bits.
     is_flat = next(iter(case.sources.values())).size(-1) <= 2
-    steepest, samples = (connections.norms.EPS**-0.5, 8) if is_flat else (1.0, SAMPLES)
+    steepest, samples = (connections.core.norms.EPS**-0.5, 8) if is_flat else (1.0, SAMPLES)
     generator, moved = torch.Generator().manual_seed(number), []
     for more in (samples, MORE_SAMPLES):  # a few samples can underestimate the noise
         moved += [perturbed(case, generator) for _ in range(more)]

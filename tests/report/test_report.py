@@ -400,6 +400,7 @@ def test_findings_compare_nll_with_the_baseline() -> None:
         ("(layers)^(-1/2)", "(layers)<sup>-1/2</sup>"),
         ("Σ_{j≤i} a_ij X_j'", "Σ<sub>j≤i</sub> a<sub>ij</sub> X<sub>j&#39;</sub>"),
         ("ω_1 = 1", "ω<sub>1</sub> = 1"),
+        ("`post_ln`; x_l", "<code>post_ln</code>; x<sub>l</sub>"),
     ],
 )
 def test_formulas_are_typeset(formula: str, html_text: str) -> None:
@@ -433,7 +434,8 @@ def test_glossary_has_every_structure(name: str) -> None:
     found = glossary.entry(name)
     assert found.about.endswith(".") and "Formula" in found.fields and "Source" in found.fields
     assert "Source:" not in found.fields["Formula"]
-    assert not re.search(r"[_^{}]", "".join(found.formulas))
+    lines = [line for field in ("Formula", "Where") if field in found.fields for line in found.lines(field)]
+    assert not re.search(r"[_^{}]", re.sub("<code>.*?</code>", "", "".join(lines)))
 
 
 @browser.needed

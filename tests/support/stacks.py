@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fairseq_resid import connections
 from fairseq_resid.connections import Place
-from fairseq_resid.connections.norms import layer_norm as default_norm
+from fairseq_resid.connections.core.norms import layer_norm as default_norm
 from support.formulas import layer_norm
 from support.structures import spec
 

@@ -52,7 +52,7 @@ where p maps names to the parameters of a site; docs/adding-a-structure.md has a
 
 
 def registered() -> list[str]:
-    """Return the structures of this package in the order of registration."""
+    """Return the structures of this package in alphabetical order."""
     return connections.own_names()
 
 

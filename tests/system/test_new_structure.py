@@ -94,7 +94,7 @@ def test_structure_of_another_package_passes_the_same_tests(tmp_path: Path) -> N
     """The class is that of the page with the import that the page gives; the package has an entry point."""
     name, module = "scaled_branch", "your_package.scaled_branch"
     line = " ".join(re.findall(r"`(from fairseq_resid\.connections import [^`]*)`", PAGE)[0].split())
-    text = re.sub(r"(from \.\w+ import .*\n)+", f"{line}\n", FILES[0][1])
+    text = re.sub(r"(from \.[\w.]+ import .*\n)+", f"{line}\n", FILES[0][1])
     package, record = tmp_path / "your_package", tmp_path / "your_package-1.0.dist-info"
     for folder in (package, record):
         folder.mkdir()

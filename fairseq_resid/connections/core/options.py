@@ -6,15 +6,11 @@ import dataclasses
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 FP32_MOST = 3.4028234663852886e38  # formulas use option values in fp32
-
-
 # Parameters of `build` whose flag has a different name.
 FLAGS = {"name": "residual", "backend": "residual_backend"}
-NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class InvalidOption(ValueError):
@@ -26,7 +22,8 @@ class InvalidOption(ValueError):
     others: further options by name; a value of None shows only the name
     """
 
-    def __init__(self, option: str, value: object, allowed: str, others: Mapping[str, object] = NOTHING) -> None:
+    def __init__(self, option: str, value: object, allowed: str, others: Mapping[str, object] | None = None) -> None:
+        others = others or {}
         keywords = [name if each is None else f"{name}={each!r}" for name, each in others.items()]
         super().__init__(f"{option}={value!r}: {allowed.replace('{others}', ', '.join(keywords) or 'none')}")
         flags = [flag(name) if each is None else f"{flag(name)} {each}" for name, each in others.items()]
@@ -104,20 +101,9 @@ class Option:
         return self.type(number)
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    choices: tuple[str, ...] = (),
-    above: float | None = None,
-    least: float | None = None,
-    most: float | None = None,
-    example: float | None = None,
-    is_initial: bool = False,
-) -> Any:
-    """Declare a field of an Options class; the arguments are those of Option."""
-    rules = {"help": help, "choices": choices, "above": above, "least": least, "most": most, "example": example}
-    return dataclasses.field(default=default, metadata={**rules, "is_initial": is_initial})
+def option(default: Any, help: str, **rules: Any) -> Any:
+    """Declare a field of an Options class; `rules` are further fields of Option, such as `choices` or `most`."""
+    return dataclasses.field(default=default, metadata={"help": help, **rules})
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Folds sites into the layers of common inference engines, which support only the arrangements of norms in GRAPHS.
+"""Folds sites into the layers of common inference engines, which support only the arrangements of norms in NORMS.
 
 A structure declares how to fold its sites when it is registered: its `folds` is a function from a site to a Fold.
 """
@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-GRAPHS = ("post_norm", "pre_norm", "pre_and_post_norm")
-NORMS = {"post_norm": 1, "pre_norm": 1, "pre_and_post_norm": 2}
+NORMS = {"post_norm": 1, "pre_norm": 1, "pre_and_post_norm": 2}  # number of norms of each graph
 
 
 class CannotFold(ValueError):
@@ -35,8 +34,6 @@ class Fold:
     branch: Tensor | float = 1.0
 
     def __post_init__(self) -> None:
-        if self.graph not in GRAPHS:
-            raise ValueError(f"graph {self.graph!r}: must be one of {', '.join(GRAPHS)}")
         if len(self.norms) != NORMS[self.graph]:
             raise ValueError(f"graph {self.graph} with {len(self.norms)} norms: must have {NORMS[self.graph]}")
         if self.graph != "post_norm" and not (isinstance(self.shortcut, float) and self.shortcut == 1):

@@ -8,14 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .growing import append
-from .mixing import dot, mix
-from .norms import EPS
-from .options import Options, option
-from .place import Place
-from .registry import Structure, register
-from .stream import ResidualStream
+from .core import Options, Place, ResidualStream, Structure, option, register
+from .core.growing import append, check_values
+from .core.norms import EPS
+from .core.tensors import dot, mix
+from .pre_ln import PreLayerNorm
 
 
 @dataclass(frozen=True)
@@ -43,15 +40,15 @@ class DepthAttention(nn.Module):
 
     def __init__(self, dim: int, block_size: int) -> None:
         super().__init__()
-        self.dim, self.block_size, self.eps = dim, block_size, EPS
+        self.dim, self.block_size = dim, block_size
         self.query = nn.Parameter(torch.zeros(dim))
         self.weight = nn.Parameter(torch.ones(dim))
 
     def logits(self, values: Tensor) -> Tensor:
         """Return w · RMSNorm(v) for every value, (..., n, C) -> (..., n)."""
         wide = torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else values.dtype
-        length = torch.linalg.vector_norm(values, 2.0, [-1], False, dtype=wide)
-        return dot(values, self.query * self.weight).to(wide) * torch.rsqrt(length * length / self.dim + self.eps)
+        length = torch.linalg.vector_norm(values, dim=-1, dtype=wide)
+        return dot(values, self.query * self.weight).to(wide) * torch.rsqrt(length * length / self.dim + EPS)
 
     def attended(self, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return v_0 with the sums of all complete blocks, and the attention weights.
@@ -75,10 +72,11 @@ class DepthAttention(nn.Module):
         return h
 
 
-class AttentionResidual(ResidualConnection):
+class AttentionResidual(PreLayerNorm):
     """Replaces the residual sum with attention over depth before every sublayer.
 
-    Formula:  the branch sees LN(h), h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); v_0 is the stack's input and
+    Formula:  the branch sees LN of a softmax-weighted mean of all F
+    Where:    the branch sees LN(h), h = Σ_i a_i v_i, a = softmax_i(w · RMSNorm(v_i)); v_0 is the stack's input and
               v_i = F_i, or with --block-size S the sum of F in block i; an incomplete block contributes its sum so far.
               Each site has its own w and RMSNorm gain; the first site sees LN(v_0); a stack ends with LN(h), which has
               its own w and gain
@@ -92,22 +90,18 @@ class AttentionResidual(ResidualConnection):
     def __init__(self, place: Place, options: AttentionOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         place.require_depths()
-        self.block_size = options.block_size
-        self.width = (place.sites + 1) * place.dim
-        self.position = place.index + 1 if options.has_blocks() else 0
-        self.norm = place.norm(place.dim)
+        self.block_size, self.has_blocks = options.block_size, options.has_blocks()
+        self.width, self.position = (place.sites + 1) * place.dim, place.index + 1  # the number of values at this site
         self.depth = nn.Identity() if place.index == 0 else DepthAttention(place.dim, options.block_size)
 
     def branch_input(self, state: Tensor) -> Tensor:
         return self.norm(self.depth(state))
 
     def combine(self, state: Tensor, f: Tensor) -> Tensor:
-        values = state.size(-1) // self.dim
-        if self.position > 0 and values != self.position:
-            needed = f"must have {self.position} at this site; do not skip or repeat a sublayer"
-            raise RuntimeError(f"attn_residual: state with {values} values: {needed}")
-        is_first = (values - 1) % self.block_size == 0
-        return append(state, f if is_first else state[..., -self.dim :] + f, self.width)
+        if self.has_blocks:
+            check_values(self, state, self.position)
+        starts_block = (state.size(-1) // self.dim - 1) % self.block_size == 0
+        return append(state, f if starts_block else state[..., -self.dim :] + f, self.width)
 
     def coefficients(self, state: Tensor, f: Tensor) -> dict[str, Tensor]:
         return {"a": self.depth.attended(state)[1]} if isinstance(self.depth, DepthAttention) else {}
@@ -135,8 +129,6 @@ register(
         AttentionStream,
         final_norm=None,
         needs_every_layer=AttentionOptions.has_blocks,
-        formula="the branch sees LN of a softmax-weighted mean of all F",
-        source="Kimi Team 2026",
         family="Depth",
         use_when="If later layers should be able to choose among earlier sublayers. "
         "The running time grows with the square of the depth. "

@@ -28,7 +28,7 @@ class OptionallyNormed(ResidualConnection):
 
     def __init__(self, place: Place, options: OptionalNorm, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.norm = place.norm(place.dim) if options.residual_norm == "layer" else nn.Identity()
+        self.norm = place.norm(place.dim) if options.has_norm() else nn.Identity()
 
     def join(self, x: Tensor, f: Tensor) -> Tensor:
         """Return y from the shortcut x and the branch F."""

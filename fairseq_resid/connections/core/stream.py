@@ -24,7 +24,7 @@ class ResidualStream(nn.Module):
     def __init__(self, place: Place, options: Options, final_norm: bool) -> None:
         super().__init__()
         self.place, self.options = place, options
-        self.shape, self.eps = [place.dim], EPS
+        self.dim, self.eps = place.dim, EPS
         self.has_norm = final_norm
         self.weight: nn.Parameter | None = None
         self.bias: nn.Parameter | None = None
@@ -35,10 +35,10 @@ class ResidualStream(nn.Module):
     def make_norm(self) -> None:
         """Create the parameters of the norm."""
         if self.place.norm is layer_norm:
-            self.weight = nn.Parameter(torch.ones(self.place.dim))
-            self.bias = nn.Parameter(torch.zeros(self.place.dim))
+            self.weight = nn.Parameter(torch.ones(self.dim))
+            self.bias = nn.Parameter(torch.zeros(self.dim))
         else:
-            self.norm = self.place.norm(self.place.dim)
+            self.norm = self.place.norm(self.dim)
 
     def leave(self, state: Tensor) -> Tensor:
         """Return C channels computed from the state: the output of the stack, before its final norm if it has one."""
@@ -48,7 +48,7 @@ class ResidualStream(nn.Module):
         """Return LN(x), or x normalised by the place's norm if that is not a LayerNorm."""
         if self.norm is not None:
             return self.norm(x)
-        return functional.layer_norm(x, self.shape, self.weight, self.bias, self.eps)
+        return functional.layer_norm(x, [self.dim], self.weight, self.bias, self.eps)
 
     def forward(self, state: Tensor) -> Tensor:
         """Return the output of the stack."""
@@ -56,4 +56,4 @@ class ResidualStream(nn.Module):
         return self.normalise(x) if self.has_norm else x
 
     def extra_repr(self) -> str:
-        return f"{self.place.dim}, final_norm={'layer' if self.has_norm else 'none'}"
+        return f"{self.dim}, final_norm={'layer' if self.has_norm else 'none'}"

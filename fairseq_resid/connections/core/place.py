@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +20,6 @@ class Place:
     index: index of the sublayer in its stack, from 0; a stream's is `sites`, the number of sublayers in the stack
     depths: number of layers of every stack of the model; empty if unknown
     norm: function that returns a norm for a given number of channels
-    Raises: InvalidOption naming the field that is not an integer or is too small.
     """
 
     dim: int
@@ -33,17 +31,6 @@ class Place:
     sites: int = 1
     depths: Mapping[str, int] = field(default_factory=dict)
     norm: Callable[[int], Any] = layer_norm
-
-    def __post_init__(self) -> None:
-        for name, least in (("dim", 1), ("layer", 0), ("index", 0), ("sites", 0)):
-            given = getattr(self, name)
-            try:
-                number = operator.index(given)
-            except TypeError:
-                raise InvalidOption(name, given, f"must be an integer of at least {least}") from None
-            if number < least:
-                raise InvalidOption(name, given, f"must be an integer of at least {least}")
-            object.__setattr__(self, name, number)
 
     def require_depths(self) -> None:
         """Raise ValueError if `depths` is empty, as it is for a place of which only the width is known.

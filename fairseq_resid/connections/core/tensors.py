@@ -1,15 +1,20 @@
-"""Weighted sums of the values that a state stores side by side, without copying the values, and sums in fp32."""
+"""Operations on tensors that several structures share: initial weights, products in full precision, weighted sums."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as functional
-from torch import Tensor
+from torch import Tensor, nn
+
+
+def xavier_uniform(rows: int, columns: int) -> Tensor:
+    """Return a Xavier-uniform (rows, columns) weight (tensor2tensor's default initialiser)."""
+    return nn.init.xavier_uniform_(torch.empty(rows, columns))
 
 
 def widened(x: Tensor) -> Tensor:
     """Return a 16-bit tensor as fp32, and any other as it is."""
-    return x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def batch_product(left: Tensor, right: Tensor) -> Tensor:
@@ -25,7 +30,7 @@ def full_precision_linear(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def mix(weights: Tensor, values: Tensor) -> Tensor:
-    """Return weights @ values in the dtype of the values.
+    """Return weights @ values in the dtype of the values, without copying the values.
 
     Shapes:  weights (..., m, n), or (m, n) for all positions; values (..., n, C), possibly a view of a wider state
              -> (..., m, C)

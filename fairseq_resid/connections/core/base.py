@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..ops import compiled_formula
-from .options import InvalidOption, Options
+from ...ops import compiled_formula
+from .options import Options
 from .place import Place
 
 
@@ -47,7 +46,7 @@ class ResidualConnection(nn.Module):
     ) -> None:
         super().__init__()
         self.place, self.options, self.described = place, options, dict(described or {})
-        self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(probability(dropout))
+        self.dropout = dropout if isinstance(dropout, nn.Module) else nn.Dropout(dropout)
         self.backend = backend
         self.dim = place.dim
         # Bounds on the number of channels of a state. Both are multiples of C, and a maximum of 0 means no limit. A
@@ -65,12 +64,8 @@ class ResidualConnection(nn.Module):
     def forward(self, state: Tensor, f_out: Tensor) -> Tensor:
         """Return the next state from the state and the sublayer's raw output f_out.
 
-        Raises: ValueError naming the argument with the wrong shape; TypeError naming the argument that is not a tensor,
-                such as the tuple that an attention module returns.
+        Raises: ValueError naming the argument with the wrong shape.
         """
-        for name, given in (("state", state), ("f_out", f_out)):
-            if not isinstance(given, Tensor):
-                raise TypeError(f"{name} of type {type(given).__name__}: must be a tensor")
         check_shapes(state, f_out, self.dim, self.least_width, self.most_width)
         if self.backend == "compile" and self.compiles:
             return compiled_formula(self, state, f_out)
@@ -119,33 +114,19 @@ def check_shapes(state: Tensor, f_out: Tensor, dim: int, least: int, most: int) 
 
     most: 0 for no maximum
     """
-    f_shape, shape = f_out.shape, state.shape
-    if most == dim and shape == f_shape and len(shape) > 0 and shape[-1] == dim:  # a fast check of the common case
-        return
-    if len(f_shape) == 0 or f_shape[-1] != dim:
+    shape, f_shape, width = state.shape, f_out.shape, state.size(-1)
+    if f_shape[-1:] != (dim,):
         raise ValueError(f"f_out {list(f_shape)}: must be (..., {dim}), as wide as the connection")
-    if len(shape) != len(f_shape) or shape[:-1] != f_shape[:-1]:
+    if shape[:-1] != f_shape[:-1]:
         raise ValueError(
             f"f_out {list(f_shape)}: must have the shape of the state {list(shape)}, except for the channels"
         )
-    width = shape[-1]
+    if most == dim != width:
+        raise ValueError(f"state {list(shape)}: must be (..., {dim}), as wide as the connection")
     if width < least or (most > 0 and width > most) or width % dim != 0:
-        if most == dim:
-            raise ValueError(f"state {list(shape)}: must be (..., {dim}), as wide as the connection")
         raise ValueError(
             f"state {list(shape)}: must have a multiple of {dim} channels, at least {least}; use enter(x) first"
         )
-
-
-def probability(dropout: Any) -> float:
-    """Return a dropout probability as a float.
-
-    Raises: InvalidOption naming the value and the allowed range.
-    """
-    value = float(dropout) if isinstance(dropout, numbers.Real) else math.nan
-    if not 0 <= value <= 1:  # also true for NaN
-        raise InvalidOption("dropout", dropout, "must be a number from 0 to 1, or a module")
-    return value
 
 
 def sites(module: nn.Module) -> dict[str, ResidualConnection]:
@@ -178,8 +159,3 @@ def components(name: str, value: Tensor, positions: torch.Size) -> Iterator[tupl
             yield f"{name}[{','.join(map(str, places))}]", flat[..., number]
     else:
         yield name, value
-
-
-def xavier_uniform(rows: int, columns: int) -> Tensor:
-    """Return a Xavier-uniform (rows, columns) weight (tensor2tensor's default initialiser)."""
-    return nn.init.xavier_uniform_(torch.empty(rows, columns))

@@ -8,6 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from .tensors import widened
+
 EPS = 1e-5
 
 
@@ -30,13 +32,11 @@ class ScaleNorm(nn.Module):
 
     def __init__(self, dim: int) -> None:
         super().__init__()
-        self.eps = EPS
         self.weight = nn.Parameter(torch.tensor(math.sqrt(dim)))
 
     def length(self, x: Tensor) -> Tensor:
         """Return the length of x over its channels, in fp32 for 16-bit x."""
-        wide = x.float() if x.dtype == torch.float16 or x.dtype == torch.bfloat16 else x
-        return torch.linalg.vector_norm(wide, dim=-1, keepdim=True).clamp(min=self.eps)
+        return torch.linalg.vector_norm(widened(x), dim=-1, keepdim=True).clamp(min=EPS)
 
     def forward(self, x: Tensor) -> Tensor:
         return (x * (self.weight / self.length(x))).to(x.dtype)

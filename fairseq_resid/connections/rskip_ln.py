@@ -8,12 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import ResidualConnection
-from .folding import CannotFold, Fold, as_post_norm
-from .norms import divisor
-from .options import Options, option
-from .place import Place
-from .registry import Structure, register
+from .core import CannotFold, Fold, Options, Place, Structure, option, register
+from .core.folding import as_post_norm
+from .core.norms import divisor
+from .post_ln import PostLayerNorm
 
 
 @dataclass(frozen=True)
@@ -23,18 +21,18 @@ class RecursiveOptions(Options):
     skip_lambda: int = option(2, "number of times λ >= 1 that the shortcut is added", least=1, most=100, example=3)
 
 
-class RecursiveSkipLayerNorm(ResidualConnection):
+class RecursiveSkipLayerNorm(PostLayerNorm):
     """Adds the shortcut and normalises, λ times in a row.
 
-    Formula:  y_1 = LN_1(x + F);  y_k = LN_k(x + y_{k-1}), k = 2..λ
-    Source:   rSkip paper, eq. 4. λ = 1 is post_ln. Effective ratio of x to F: 1 + Σ_{i=1}^{λ-1} Π_{j≤i} σ_j / w_j
+    Formula:  y₁ = LN₁(x + F); y_k = LN_k(x + y_{k−1}), k = 2..λ
+    Where:    λ = 1 is `post_ln`. Effective ratio of x to F: 1 + Σ_{i=1}^{λ-1} Π_{j≤i} σ_j / w_j
               (the paper prints λ as the upper limit, which contradicts its eq. 6 and the unrolled formula). σ is the
               divisor of the norm; --norm dyt and derf do not divide, so they have no such ratio.
+    Source:   Liu 2020 (rSkip), eq. 4
     """
 
     def __init__(self, place: Place, options: RecursiveOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
-        self.norm = place.norm(place.dim)
         self.recursive_norms = nn.ModuleList([place.norm(place.dim) for _ in range(options.skip_lambda - 1)])
 
     def combine(self, x: Tensor, f: Tensor) -> Tensor:
@@ -74,8 +72,6 @@ register(
         RecursiveSkipLayerNorm,
         same_as=lambda options: "post_ln" if options.skip_lambda == 1 else None,
         folds=fold,
-        formula="y₁ = LN₁(x + F); y_k = LN_k(x + y_{k−1}), k = 2..λ",
-        source="Liu 2020 (rSkip)",
         family="Scaling",
         use_when="Post-norm models. The recursion costs almost no time on a CPU and a tenth more memory in training. "
         "Compare the results with those of `xskip_ln` to see what the recursion adds.",

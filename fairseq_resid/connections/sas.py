@@ -9,16 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from ..ops import dense_gate, scaling_gate, single_layer_gate
-from .base import ResidualConnection, xavier_uniform
-from .options import Options, option
-from .place import Place
-from .registry import Structure, register
+from .core import Options, Place, Structure, option, register
+from .core.tensors import xavier_uniform
+from .post_ln import PostLayerNorm
 
 
 class ScalingGate(nn.Module):
     """Predicts G scalars per position from shortcut and branch, through a hidden layer.
 
-    Formula:  S_g(x, F) = tanh([x;F] W_f + b_f) W_ff + b_ff            Source: SAS paper, eq. 2
+    Formula:  S_g(x, F) = tanh([x;F] W_f + b_f) W_ff + b_ff
+    Source:   SAS paper, eq. 2
     Shapes:   x, f: (T, B, C) -> (T, B, G)
     The gates of a site share one hidden weight (G·C, 2C) and one output weight (G, C), so that they share their GEMMs.
     The weights of each gate start Xavier-uniform with the gate's own fans (2C -> C, C -> 1), b_f starts at 0, and b_ff
@@ -37,46 +37,33 @@ class ScalingGate(nn.Module):
         return scaling_gate(x, f, self.hidden_weight, self.hidden_bias, self.output_weight, self.output_bias)
 
 
-class SingleLayerGate(nn.Module):
-    """Predicts G scalars per position from shortcut and branch, with one linear map.
+class LinearGate(nn.Module):
+    """Predicts G scalars per position from shortcut and branch, or G vectors from the shortcut, with one linear map.
 
-    Formula:  S_g(x, F) = [x;F] W_f + b_f            Source: SAS paper, table 6, "Single Layer"
-    Shapes:   x, f: (T, B, C) -> (T, B, G)
+    Formula:  S_g(x, F) = [x;F] W_f + b_f with `reads_branch`; otherwise T_g(x) = x W + b, W in R^{C×C}, as in Highway
+              networks
+    Source:   SAS paper, table 6, "Single Layer" and "Transform Gate"
+    Shapes:   x, f: (T, B, C) -> (T, B, G), or (T, B, G·C) without `reads_branch`
     """
 
-    def __init__(self, dim: int, biases: list[float]) -> None:
+    def __init__(self, dim: int, biases: list[float], reads_branch: bool) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.cat([xavier_uniform(1, 2 * dim) for _ in biases]))
-        self.bias = nn.Parameter(torch.tensor(biases))
+        self.reads_branch = reads_branch
+        rows, columns = (1, 2 * dim) if reads_branch else (dim, dim)
+        self.weight = nn.Parameter(torch.cat([xavier_uniform(rows, columns) for _ in biases]))
+        self.bias = nn.Parameter(torch.tensor(biases).repeat_interleave(rows))
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:
-        return single_layer_gate(x, f, self.weight, self.bias)
-
-
-class TransformGate(nn.Module):
-    """Predicts G vectors per position from the shortcut alone, as a Highway network does.
-
-    Formula:  T_g(x) = x W + b, W in R^{C×C}            Source: SAS paper, table 6, "Transform Gate"
-    Shapes:   x, f: (T, B, C) -> (T, B, G·C); f is not used
-    """
-
-    def __init__(self, dim: int, biases: list[float]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.cat([xavier_uniform(dim, dim) for _ in biases]))
-        self.bias = nn.Parameter(torch.tensor(biases).repeat_interleave(dim))
-
-    def forward(self, x: Tensor, f: Tensor) -> Tensor:
+        if self.reads_branch:
+            return single_layer_gate(x, f, self.weight, self.bias)
         return dense_gate(x, self.weight, self.bias)
-
-
-GATES = {"full": ScalingGate, "single": SingleLayerGate, "transform": TransformGate}
 
 
 @dataclass(frozen=True)
 class ScalingOptions(Options):
     """Options of sas."""
 
-    sas_gate: str = option("full", "form of the gate (SAS paper, table 6)", choices=tuple(GATES))
+    sas_gate: str = option("full", "form of the gate (SAS paper, table 6)", choices=("full", "single", "transform"))
     sas_gamma: str = option("coupled", "γ = (1-α)(1-β), or a third gate", choices=("coupled", "free"))
     sas_alpha_bias: float = option(
         3.0, "initial value of α's bias, as in the paper for images", example=0, is_initial=True
@@ -86,24 +73,29 @@ class ScalingOptions(Options):
     )
 
 
-class SelfAdaptiveScaling(ResidualConnection):
+class SelfAdaptiveScaling(PostLayerNorm):
     """Weights the shortcut, the branch and their normalised sum with gates computed from shortcut and branch.
 
-    Formula:  y = α x + β F + γ LN(x + F);  α = σ(S_α), β = σ(S_β);
-              γ = (1 - α)(1 - β) (coupled, eq. 4) or σ(S_γ) (free, eq. 3)
-    Source:   SAS paper, eq. 2 to 4. The special cases of its table 2 hold as identities of eq. 4.
-    The gates see F after dropout. `sas_alpha_bias` and `sas_beta_bias` are the initial values of the last bias of each
-    gate (b_ff; b_f of the single-layer gate, b of the transform gate). With `free`, the bias of the γ gate starts at 0.
-    The defaults, 3 and -3, are the paper's for images: α starts near 0.95 and β near 0.05. The paper states
-    no values for translation, where the default was 0 before version 1.0.
+    Formula:  αx + βF + (1−α)(1−β)·LN(x + F), α and β gates
+    Where:    α = σ(S_α), β = σ(S_β), each from its own S(x, F) = tanh([x;F] W_f + b_f) W_ff + b_ff; --sas-gate single:
+              S(x, F) = [x;F] W_f + b_f; --sas-gate transform: S(x) = x W + b, a vector; --sas-gamma free: σ(S_γ)
+              instead of (1−α)(1−β) (eq. 3). The gates see F after dropout
+    Source:   Liu 2019 (SAS), eq. 2 to 4. The special cases of its table 2 hold as identities of eq. 4.
+    Start:    `sas_alpha_bias` and `sas_beta_bias` are the initial values of the last bias of each gate (b_ff; b_f of
+              the single-layer gate, b of the transform gate). With `free`, the bias of the γ gate starts at 0. The
+              defaults, 3 and -3, are the paper's for images: α starts near 0.95 and β near 0.05. The paper states
+              no values for translation, where the default was 0 before version 1.0.
     """
 
     def __init__(self, place: Place, options: ScalingOptions, *rest: Any) -> None:
         super().__init__(place, options, *rest)
         self.free_gamma = options.sas_gamma == "free"
         biases = [options.sas_alpha_bias, options.sas_beta_bias, *([0.0] if self.free_gamma else [])]
-        self.norm = place.norm(place.dim)
-        self.gate = GATES[options.sas_gate](place.dim, biases)
+        self.gate: nn.Module
+        if options.sas_gate == "full":
+            self.gate = ScalingGate(place.dim, biases)
+        else:
+            self.gate = LinearGate(place.dim, biases, reads_branch=options.sas_gate == "single")
         self.gates = len(biases)
 
     def factors(self, x: Tensor, f: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,8 +121,6 @@ register(
     Structure(
         ScalingOptions,
         SelfAdaptiveScaling,
-        formula="αx + βF + (1−α)(1−β)·LN(x + F), α and β gates",
-        source="Liu 2019 (SAS)",
         family="Gates",
         use_when="If the scaling should depend on the input, and half as many parameters again are acceptable. "
         "Its gradient can explode late in training; `fairseq-resid train` warns.",

@@ -1,4 +1,4 @@
-"""A growing state: values of C channels, appended to a buffer that the first append allocates."""
+"""States that grow: values of C channels, appended to a buffer that the first append allocates."""
 
 from __future__ import annotations
 
@@ -7,7 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import is_recorded
+from ...ops import is_recorded
+from .base import ResidualConnection
+from .options import Options
+from .place import Place
+from .stream import ResidualStream
+from .tensors import mix
 
 
 class _Append(torch.autograd.Function):
@@ -61,3 +66,43 @@ def append(state: Tensor, value: Tensor, width: int) -> Tensor:
     if state.dim() <= 1 or is_recorded(state):
         return torch.cat([state, value], dim=-1)
     return _Append.apply(state, value, width)  # type: ignore[no-any-return]
+
+
+def check_values(site: ResidualConnection, state: Tensor, expected: int) -> None:
+    """Raise RuntimeError unless a state has as many values as after all earlier sublayers, each called once."""
+    if (values := state.size(-1) // site.dim) != expected:
+        needed = f"must have {expected} at this site; do not skip or repeat a sublayer"
+        raise RuntimeError(f"{site.described['residual']}: state with {values} values: {needed}")
+
+
+class LayerHistory(ResidualConnection):
+    """A connection that combines the outputs of all layers so far at the end of each layer.
+
+    State:    grows: X_0, the stack's input, then for each layer the values of its sites, the last of which is X_i, and
+              the input of the next layer, a combination of X_0 .. X_i. A subclass appends these values.
+    """
+
+    compiles = False  # every site of a stack has its own width, and so its own graph
+
+    def __init__(self, place: Place, options: Options, *rest: Any) -> None:
+        super().__init__(place, options, *rest)
+        self.layers = place.depth(place.stack)
+        self.step = place.sites // self.layers + 1  # number of values that a layer appends
+        self.width = (place.sites + self.layers + 1) * place.dim
+        self.position = place.layer + place.index + 1  # number of values in the state at this site
+
+    def combination(self, state: Tensor, weights: Tensor) -> Tensor:
+        """Return Σ_j weights[j] X_j in the dtype of the state, which ends with X_i.
+
+        Shapes:  state (..., n·C), weights (i + 1,) -> (..., C)
+        """
+        layers = state.unflatten(-1, [-1, self.dim])[..., self.step - 1 :: self.step, :]
+        mean = mix(weights[1:].unsqueeze(0), layers).squeeze(-2)
+        return mean + weights[0].to(state.dtype) * state[..., : self.dim]
+
+
+class LastValueStream(ResidualStream):
+    """Ends a stack with the last value of its state, or LN (affine, eps 1e-5) of it."""
+
+    def leave(self, state: Tensor) -> Tensor:
+        return state[..., -self.dim :]
