@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
-import re
 import time
 import urllib.error
 import urllib.parse
@@ -26,7 +25,8 @@ from .. import records
 from ..cli.progress import Progress
 from ..files import locked, partial_of
 from ..foreign import say, with_lines
-from .extract import Damaged, instead
+from .extract import instead
+from .unpacking import Damaged
 
 BLOCK = 1 << 20
 ATTEMPTS = 4  # attempts per URL
@@ -36,9 +36,6 @@ PATIENCE = 5  # seconds to wait for the response to an optional request
 # These statuses are not retried, because the file does not exist or is not accessible. 416 is only final if no range
 # was requested.
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
-BEGINNING = 512  # bytes needed to recognise the format of a file
-ENDED = "the connection ended after {:,} of {:,} bytes"
-RANGE = re.compile(r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)")  # the value of a Content-Range header
 
 
 # Manifests, which contain these entries, are written by hand, so an unknown field is an error.
@@ -227,35 +224,22 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
     start = partial.stat().st_size if partial.is_file() else 0
     if start and start == expected:
         return
-    answer, start, total = _ask(url, start if expected is None or start < expected else 0)
+    answer, start, total = _ask(url, start)
     with answer:
         if expected is not None and total not in (None, expected):
             raise _Refused(f"{_wrong('bytes', total, expected)} (use --allow-other-data to accept it)")
         if start and start == total:
             return
         block, end = _read(answer), expected if total is None else total
-        if not start:
-            if total is not None and len(block) < min(BEGINNING, total):
-                raise _Lost(ENDED.format(len(block), total))
-            if found := instead(file.name, block):
-                raise _Refused(f"the server sent {found} instead of the file")
-        partial.touch()
-        with partial.open("r+b") as output, Progress(file.name, total, "B", start) as progress:
-            output.seek(start)
+        if not start and (block or not total) and (found := instead(file.name, block)):
+            raise _Refused(f"the server sent {found} instead of the file")
+        with partial.open("ab" if start else "wb") as output, Progress(file.name, total, "B", start) as progress:
             while block:
-                # Keep bytes that are already correct, because a lost connection must not shorten the file.
-                place = output.tell()
-                if output.read(len(block)) != block:
-                    output.seek(place)
-                    output.truncate()
-                    output.write(block)
+                output.write(block)
                 progress.advance(len(block))
-                if expected is not None and output.tell() > expected:
-                    raise _Refused(f"the server sent more than the expected {expected:,} bytes")
                 block = _read(answer)
             if end is not None and output.tell() < end:
-                raise _Lost(ENDED.format(output.tell(), end))
-            output.truncate()
+                raise _Lost(f"the connection ended after {output.tell():,} of {end:,} bytes")
 
 
 def _request(url: str, **settings: Any) -> urllib.request.Request:
@@ -289,20 +273,15 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
     length = _length(answer)
     if answer.status != 206:
         return answer, 0, length  # the whole file, even if a range was requested
-    part = RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-    if part is not None and int(part[1]) == start:
-        return answer, start, int(part[2]) if part[2] != "*" else length and start + length
-    answer.close()
-    if not start:
-        raise _Refused("the server sent a range that was not requested")
-    return _ask(url, 0)
+    if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+        raise _Refused("the server sent another range than the requested one")
+    return answer, start, None if length is None else start + length
 
 
 def _length(answer: Any) -> int | None:
     """Return the length of a response; None if the server does not report it."""
-    length = answer.headers.get("Content-Length", "")
-    is_known = length.isdecimal() and len(length) <= 18 and "Transfer-Encoding" not in answer.headers
-    return int(length) if is_known else None
+    length = answer.headers.get("Content-Length")
+    return int(length) if length and "Transfer-Encoding" not in answer.headers else None
 
 
 def _read(answer: Any) -> bytes:

@@ -20,7 +20,7 @@ from typing import Any, Protocol, cast
 
 from ..cli.frame import MissingPackage
 from ..data.text.bleu import check_tokenizer
-from ..data.text.forms import check_languages
+from ..data.text.forms import Form, Normalize
 from ..foreign import printable
 
 RECORD, FORMAT = "export.json", 1
@@ -90,15 +90,14 @@ class Text:
 
     source: str
     target: str
-    form: str = "plain"
-    normalize: str = "none"
+    form: Form = "plain"
+    normalize: Normalize = "none"
     split_hyphens: bool = False
     post_process: str | None = None
     model: str | None = None
     tokenize: str = "13a"  # a sacrebleu tokenizer
 
     def __post_init__(self) -> None:
-        check_languages(self.source, self.target)
         check_tokenizer(self.tokenize)
 
 

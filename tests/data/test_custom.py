@@ -151,11 +151,11 @@ def spoil(kind: str, prefixes: dict[str, Path]) -> tuple[Path, str]:
         return file, ":7: contains a NUL"
     if kind == "missing":
         file.unlink()
-        return file, "no such file"
+        return file, "No such file"
     if kind == "empty":
         for side in ("en", "xx"):
             Path(f"{prefixes['valid']}.{side}").write_bytes(b"")
-        return Path(f"{prefixes['valid']}.en"), "empty"
+        return Path("tiny: "), "the valid text is empty"
     file = Path(f"{prefixes['test']}.en")  # "mark"
     file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
     return file, "byte-order mark"

@@ -171,15 +171,11 @@ def test_output_that_is_not_a_folder_is_refused(
 ) -> None:
     out, flags = tmp_path / "data", ("--raw", hosts["de"])
     command = [name, "--out", str(out)] if name == "phrasebook" else None
-    for make, kind in ((out.touch, "file"), (lambda: out.symlink_to("elsewhere/data"), "link to a missing folder")):
-        make()
-        assert (prepare.main(command) if command else main(name, out, *flags)) == 2
-        error = capsys.readouterr().err
-        assert error.endswith(
-            f": error: --out {out}: already exists and is a {kind}; remove it or choose another name\n"
-        )
-        assert [path.name for path in tmp_path.iterdir()] == ["data"]
-        out.unlink()
+    out.touch()
+    assert (prepare.main(command) if command else main(name, out, *flags)) == 2
+    error = capsys.readouterr().err
+    assert error.endswith(f": error: --out {out}: already exists and is a file; remove it or choose another name\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["data"]
 
 
 def test_unfinished_work_on_another_text_is_kept(
@@ -211,10 +207,9 @@ def test_unrelated_working_folder_is_not_touched(
 
 
 def test_missing_text_error_lists_expected_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").mkdir()
     assert main("multi30k-en-de", tmp_path / "data", "--raw", tmp_path / "empty") == 2
     error = capsys.readouterr().err
-    assert "train text train not found: none of train.en, train.en.gz" in error
+    assert f"--raw {tmp_path / 'empty'}: train text train not found: none of train.en, train.en.gz" in error
     assert not (tmp_path / "data").exists()
 
 
@@ -226,8 +221,7 @@ def test_missing_text_error_lists_expected_files(tmp_path: Path, capsys: pytest.
         (["wmt14-en-de", "--limit", "-3"], "--limit -3: must be 1 or more"),
         (["wmt14-en-de", "--vocab-size", "x"], "argument --vocab-size: x: must be an integer"),
         (["wmt14-en-de", "--out", "."], "--out .: must be a new folder"),
-        (["wmt14-en-de", "--raw", "/nowhere"], "--raw /nowhere: no such folder"),
-        (["wmt14-en-de", "--raw", ".", "--mirror", "file:///x"], "--raw and --mirror: give only one of them"),
+        (["wmt14-en-de", "--raw", ".", "--mirror", "file:///x"], "--mirror: not allowed with argument --raw"),
     ],
 )
 def test_wrong_flags_are_refused(flags: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

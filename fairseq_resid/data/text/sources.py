@@ -15,7 +15,6 @@ import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -26,7 +25,7 @@ from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, address, fetch
 from .fingerprints import Fingerprints
 from .manifest import Part, TextManifest
 
-SNIFFED, SNIFFED_BYTES = 2000, 1 << 16  # lines, and bytes of each, that decide whether a text is tokenised
+SNIFFED = 2000  # lines that decide whether a text is tokenised
 
 
 @dataclass(frozen=True)
@@ -291,7 +290,7 @@ def form_of(path: Path, name: str) -> str:
         return "xml"
     attached = detached = 0
     with path.open("rb") as file:
-        for line in islice(iter(partial(file.readline, SNIFFED_BYTES), b""), SNIFFED):
+        for line in islice(file, SNIFFED):
             attached += len(re.findall(rb"[^\W\d_][.,?!](?=\s|$)", line))
             detached += len(re.findall(rb"\s[.,?!](?=\s|$)", line))
     return "stanford" if detached > attached else "plain"
