@@ -23,14 +23,12 @@ from xml.sax.saxutils import unescape
 
 from ..cli.progress import Progress
 from ..files import replacing
-from .unpacking import BLOCK, GZIP, NOT_A_FILE, XZ, Member, damage_named, members
+from .unpacking import BLOCK, NOT_A_FILE, Member, damage_named, members
 
-SHOWN_MEMBERS = 8  # listed in the message about a missing member
 # White space used to lay out markup. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
 # Matches a line of an IWSLT training file that is not a sentence but a single element, such as <url>...</url>.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-WEB_PAGE = re.compile(rb"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+)?html\b", re.IGNORECASE)
 SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 
 
@@ -56,11 +54,9 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
     are written and reading stops there, so the rest of the archive is not checked.
     Raises: Damaged naming the archive; ValueError naming the archive and member if one is missing or not allowed.
     """
-    left, seen, count = dict(wanted), [], 0
+    left = dict(wanted)
     with ExitStack() as outputs, _reading(archive) as found:
-        for count, member in enumerate(found, start=1):
-            if count <= SHOWN_MEMBERS:
-                seen.append(member.name)
+        for member in found:
             if member.name not in left:
                 continue
             if member.open is None:
@@ -71,10 +67,7 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
                 break
         if left:
             # An uncompressed tar that was truncated between two members looks complete.
-            size = f"{archive.stat().st_size:,} bytes; is it complete?"
-            more = f" and {count - len(seen):,} more" if count > len(seen) else ""
-            listed = ", ".join(seen) or "none"
-            raise ValueError(f"{archive} ({size}): member {', '.join(left)} is missing; it contains {listed}{more}")
+            raise ValueError(f"{archive}: member {', '.join(left)} is missing; is the file complete?")
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -102,24 +95,6 @@ def _reading(archive: Path) -> Iterator[Iterator[Member]]:
     """
     with damage_named(archive), Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress:
         yield members(archive, progress)
-
-
-def instead(name: str, beginning: bytes) -> str | None:
-    """Describe the actual content of a file from its first bytes; return None if it matches the format in its name."""
-    if not beginning:
-        return "an empty file"
-    if WEB_PAGE.match(beginning):
-        return "a web page"
-    is_gzip, is_tar, is_zip = beginning.startswith(GZIP), beginning[257:262] == b"ustar", beginning.startswith(b"PK")
-    if name.endswith(".zip"):
-        fits = is_zip
-    elif name.endswith(".xz"):
-        fits = beginning.startswith(XZ)
-    elif is_archive(name):
-        fits = is_gzip or is_tar
-    else:
-        fits = is_gzip == name.endswith(".gz")  # text never begins with a gzip header
-    return None if fits else "data of another format"
 
 
 def write_text(stream: IO[bytes], name: str, output: Path, limit: int | None = None) -> None:

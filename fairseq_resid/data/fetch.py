@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import http.client
 import os
+import re
 import time
 import urllib.error
 import urllib.parse
@@ -25,14 +26,13 @@ from .. import records
 from ..cli.progress import Progress
 from ..files import locked, partial_of
 from ..foreign import say, with_lines
-from .extract import instead
 from .unpacking import Damaged
 
 BLOCK = 1 << 20
+WEB_PAGE = re.compile(rb"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+)?html\b", re.IGNORECASE)
 ATTEMPTS = 4  # attempts per URL
 PAUSE = 2.0  # seconds before the second attempt; doubled before each further attempt
 SILENCE = 60  # seconds without data before a connection counts as lost
-PATIENCE = 5  # seconds to wait for the response to an optional request
 # These statuses are not retried, because the file does not exist or is not accessible. 416 is only final if no range
 # was requested.
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
@@ -92,7 +92,7 @@ def fetch(
             if not problem(file, found):
                 records.write(_record(target), found)
                 return found
-        urls = [address(file.name, mirror)] if mirror else list(file.urls)
+        urls = [f"{mirror.rstrip('/')}/{urllib.parse.quote(file.name)}"] if mirror else list(file.urls)
         if not urls:
             raise FetchError(f"{file.name}: no download address is known; use --raw with the folder that contains it")
         refusals = []
@@ -105,20 +105,6 @@ def fetch(
                 say(f"{file.name}: {refusal}")
     failure = FetchError(f"{file.name}: download failed:")
     raise with_lines(failure, [*refusals, "  use --mirror URL, or --raw DIR if you have the file"])
-
-
-def address(name: str, mirror: str) -> str:
-    """Return the URL of a file on a mirror."""
-    return f"{mirror.rstrip('/')}/{urllib.parse.quote(name)}"
-
-
-def size_at(url: str) -> int | None:
-    """Return the size of a file according to the server; None if the server does not report it or cannot be reached."""
-    try:
-        with urllib.request.urlopen(_request(url, method="HEAD"), timeout=PATIENCE) as answer:
-            return _length(answer)
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
 
 
 @contextmanager
@@ -231,7 +217,7 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
         if start and start == total:
             return
         block, end = _read(answer), expected if total is None else total
-        if not start and (block or not total) and (found := instead(file.name, block)):
+        if not start and (block or not total) and (found := _instead(block)):
             raise _Refused(f"the server sent {found} instead of the file")
         with partial.open("ab" if start else "wb") as output, Progress(file.name, total, "B", start) as progress:
             while block:
@@ -242,10 +228,11 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
                 raise _Lost(f"the connection ended after {output.tell():,} of {end:,} bytes")
 
 
-def _request(url: str, **settings: Any) -> urllib.request.Request:
-    request = urllib.request.Request(url, **settings)
-    request.add_header("User-Agent", "fairseq_resid")
-    return request
+def _instead(beginning: bytes) -> str | None:
+    """Describe what a server sent instead of a file, from its first bytes; return None if nothing is wrong."""
+    if not beginning:
+        return "an empty file"
+    return "a web page" if WEB_PAGE.match(beginning) else None
 
 
 def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
@@ -255,7 +242,7 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
     Raises: _Lost; _Refused if the URL or the response is unusable.
     """
     try:
-        request = _request(url)
+        request = urllib.request.Request(url, headers={"User-Agent": "fairseq_resid"})
         if start:
             request.add_header("Range", f"bytes={start}-")
         answer = urllib.request.urlopen(request, timeout=SILENCE)

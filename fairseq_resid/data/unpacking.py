@@ -26,13 +26,8 @@ from ..cli.progress import Progress
 BLOCK = 1 << 20
 NOT_A_FILE = "is not a regular file"
 
-GZIP = b"\x1f\x8b"  # first bytes of a gzip file
-XZ = b"\xfd7zXZ\0"  # first bytes of an xz file
-DECOMPRESSORS: dict[bytes, Callable[[Any], Any]] = {
-    GZIP: lambda file: gzip.GzipFile(fileobj=file),
-    XZ: lzma.LZMAFile,
-    b"BZh": bz2.BZ2File,
-}
+# Functions that open a compressed file, by its first bytes.
+DECOMPRESSORS: dict[bytes, Callable[[Any], Any]] = {b"\x1f\x8b": gzip.open, b"\xfd7zXZ\0": lzma.open, b"BZh": bz2.open}
 
 
 @dataclass(frozen=True)
@@ -108,7 +103,7 @@ class _Header(tarfile.TarInfo):
 
 def _tarred(archive: Path, progress: Progress) -> Iterator[Member]:
     with io.BufferedReader(_Watched(archive, progress), 1 << 16) as stream:
-        beginning = stream.peek(len(XZ))
+        beginning = stream.peek(6)
         magic = next((magic for magic in DECOMPRESSORS if beginning.startswith(magic)), None)
         content: Any = DECOMPRESSORS[magic](stream) if magic else stream
         with tarfile.open(fileobj=content, mode="r|", tarinfo=_Header) as opened:

@@ -119,12 +119,9 @@ def test_truncated_compressed_member_is_reported(tmp_path: Path) -> None:
         out_of(tmp_path / "a.tar", ["a.en.gz"], tmp_path / "out")
 
 
-def test_missing_member_error_lists_existing_members(tmp_path: Path) -> None:
+def test_missing_member_is_reported(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.tgz", {f"x/{i}": "1\n" for i in range(10)})
-    with pytest.raises(
-        ValueError,
-        match=r"a\.tgz \(.* bytes; is it complete\?\): member x/ten is missing; it contains x/0, .*, x/7 and 2 more",
-    ):
+    with pytest.raises(ValueError, match=r"a\.tgz: member x/ten is missing; is the file complete\?"):
         out_of(tmp_path / "a.tgz", ["x/0", "x/ten"], tmp_path / "out")
 
 
@@ -290,25 +287,3 @@ def test_damaged_compressed_text_is_reported(tmp_path: Path) -> None:
         with pytest.raises(Damaged, match=r"a\.en\.gz: damaged or truncated"):
             extract.convert(tmp_path / "a.en.gz", "a.en.gz", tmp_path / "out")
         assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "name, beginning, said",
-    [
-        ("a.tgz", b"", "an empty file"),
-        ("a.tgz", b"\n <!DOCTYPE html>\n<html>", "a web page"),
-        ("a.de", b'<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML">', "a web page"),
-        ("a.tgz", b'{"error": "no such file"}', "data of another format"),
-        ("a.zip", b"\x1f\x8b\x08", "data of another format"),
-        ("a.en.gz", b"a text\n", "data of another format"),
-        ("a.en", b"\x1f\x8b\x08", "data of another format"),
-        ("a.zip", b"PK\x03\x04", None),
-        ("a.tar.gz", b"\x1f\x8b\x08", None),
-        ("a.tar.xz", b"\x1f\x8b\x08", "data of another format"),
-        ("a.tar.xz", b"\xfd7zXZ\0\0", None),
-        ("a.xml", b'<?xml version="1.0"?>\n<mteval>', None),
-        ("a.en", b"<htmlish> words", None),
-    ],
-)
-def test_file_type_is_detected_from_first_bytes(name: str, beginning: bytes, said: str | None) -> None:
-    assert extract.instead(name, beginning) == said

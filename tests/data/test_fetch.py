@@ -96,13 +96,6 @@ def test_alternates_are_tried_in_order(server: Server, tmp_path: Path) -> None:
     only_whole(tmp_path)
 
 
-def test_web_page_is_not_accepted_as_archive(server: Server, tmp_path: Path) -> None:
-    server.script = ["page"]
-    with pytest.raises(FetchError, match=r"a\.tgz: the server sent a web page instead of the file"):
-        get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
-    assert not (tmp_path / "a.tgz").exists()
-
-
 @pytest.mark.parametrize(
     "changed, said",
     [

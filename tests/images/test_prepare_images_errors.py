@@ -32,7 +32,7 @@ IMAGE = bytes([3]) + bytes(3072)
             {"data_batch_2_bin": IMAGE * 2 + IMAGE[:-1]},
             f"{TRAIN} has 9,218 bytes; expected images of 3,073 bytes each",
         ),
-        ({"data_batch_2_bin": None}, f"member {TRAIN} is missing; it contains "),
+        ({"data_batch_2_bin": None}, f"member {TRAIN} is missing; is the file complete?"),
         ({"meta_txt": "airplane\nship\n"}, f"{CIFAR10.names} does not list the classes of cifar10"),
     ],
 )

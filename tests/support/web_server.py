@@ -40,11 +40,6 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None:
         pass
 
-    def do_HEAD(self) -> None:
-        self.server.requests.append((self.path, "HEAD"))
-        code, length = {"/no-head": (405, 0), "/no-length": (200, None)}.get(self.path, (200, len(CONTENT)))
-        self.answer(code, length, b"")
-
     def answer(self, code: int, length: object, body: bytes, part: str | None = None, kind: str | None = None) -> None:
         """Send a response with this body; its declared length may differ or be missing."""
         self.send_response(code)
@@ -71,8 +66,6 @@ class Handler(BaseHTTPRequestHandler):
         elif act == "page":
             page = b"<!DOCTYPE html>\n<html><body>Please log in</body></html>"
             self.answer(200, len(page), page, kind="text/html; charset=utf-8")
-        elif act == "json":
-            self.answer(200, 26, b'{"error": "quota is used"}')
         elif act == "empty":
             self.answer(200, 0, b"")
         elif act == "no length":  # the file ends when the connection closes
