@@ -251,7 +251,7 @@ def test_missing_features_are_listed_by_image(official: Official, tmp_path: Path
     tsv = write_tsv(tmp_path / "features.tsv", NUMBERS[7:])
     found = error_of(capsys, tmp_path / "made", official[0], tsv)
     assert "no features for train images: 100, 101, 102, 103, 104 and 2 more" in found
-    assert "no: no such file or folder" in error_of(capsys, tmp_path / "made", official[0], tmp_path / "no")
+    assert "No such file or directory: " in error_of(capsys, tmp_path / "made", official[0], tmp_path / "no")
 
 
 def test_backups_of_feature_files_are_not_read(tmp_path: Path) -> None:

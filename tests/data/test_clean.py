@@ -97,13 +97,6 @@ def test_very_long_line_does_not_shift_other_lines(tmp_path: Path) -> None:
     assert counts.dropped["too_long"] == 1
 
 
-@pytest.mark.parametrize("reason", ["not_utf8", "too_long"])
-def test_unusable_text_is_an_error_without_cleaning(tmp_path: Path, reason: str) -> None:
-    target = b"eins\nzwei\n" + BAD[reason] + b"\n"
-    with pytest.raises(ValueError, match=r"in\.de:3: .*; --clean drops such pairs"):
-        run(tmp_path, b"one\ntwo\nthree\n", target, cleaned=False)
-
-
 def test_without_cleaning_nothing_is_dropped(tmp_path: Path) -> None:
     source = b"\nsame\n\x07\n" + b"a " * 400 + b"\n"
     left, right, counts = run(tmp_path, source, b"leer\nsame\nb\n\n", cleaned=False)

@@ -64,11 +64,8 @@ def test_damaged_data_folder_is_not_called_complete(
 
 @pytest.mark.parametrize(
     "change",
-    [
-        {"sizes": {"spm.model": "x"}}, {"differences": None}, {"overlap": {"test": {"source": [1]}}},
-        {"overlap": None}, {"unverified": 3}, {"asked": None}, {"texts": {"a": {}}},
-    ],
-)  # fmt: skip
+    [{"sizes": {"spm.model": "x"}}, {"text": {"form": "odd"}}],
+)
 def test_invalid_corpus_json_gives_a_one_line_error(
     change: dict[str, Any], raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

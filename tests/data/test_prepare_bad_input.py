@@ -91,19 +91,6 @@ def test_wrong_checksums_are_refused(
     assert not (tmp_path / "data").exists()
 
 
-def test_sides_of_unequal_length_are_refused(
-    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bad = tmp_path / "bad"
-    shutil.copytree(hosts["de"], bad)
-    left, right = mirror.sides(mirror.pairs(30, ("en", "de")))
-    members = {"commoncrawl.de-en.de": right + "mehr\n", "commoncrawl.de-en.en": left}
-    mirror.archive(bad / "training-parallel-commoncrawl.tgz", dict(members))
-    assert main("wmt14-en-de", tmp_path / "data", "--raw", bad) == 2
-    error = capsys.readouterr().err
-    assert "commoncrawl.en has 30 lines" in error and "commoncrawl.de has 31; both must have the same number" in error
-
-
 def test_dirty_training_text_is_dropped_but_test_text_refused(
     hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -136,7 +136,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no class": (lambda raw: (shutil.rmtree(raw / "test"), (raw / "test").mkdir()), "/test: contains no images"),
     "unknown class": (
         lambda raw: shutil.copytree(raw / "test/dog", raw / "test/fox"),
-        "test/fox: unknown class; the classes are those of ",
+        "test/fox: unknown class; the classes are cat, dog, emu",
     ),
     "file": (lambda raw: (raw / "train/notes.txt").write_text("x"), "Not a directory: "),
     "folder": (lambda raw: (raw / "train/dog/more").mkdir(), "Is a directory: "),

@@ -39,12 +39,10 @@ Found = tuple[np.ndarray, np.ndarray | None]  # features (n, width), boxes (n, 4
 def feature_files(path: Path) -> list[Path]:
     """Return the files of region features: a file, or the TSV or npz files of a folder.
 
-    Raises: ValueError if there are none.
+    Raises: FileNotFoundError; ValueError if there are none.
     """
     if path.is_file():
         return [path]
-    if not path.is_dir():
-        raise ValueError(f"{path}: no such file or folder")
     files = sorted(file for file in path.iterdir() if TSV.fullmatch(file.name)) or sorted(path.glob("*.npz"))
     if not files:
         raise ValueError(f"{path}: contains no region features; must contain .tsv files, or ID.npz for each image")

@@ -96,11 +96,7 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
         folders = {entry.name: entry for entry in _entries(root / part)}
         classes = classes or tuple(folders)
         if unknown := [folder for folder in folders if folder not in classes]:
-            shown = (
-                f"those of {name}/train"
-                if not known
-                else ", ".join([*classes[:10], *(["..."] if classes[10:] else [])])
-            )
+            shown = ", ".join([*classes[:10], *(["..."] if classes[10:] else [])])
             raise ValueError(f"{name}/{part}/{unknown[0]}: unknown class; the classes are {shown}")
         files[part], counts = [], []
         for label in classes:
