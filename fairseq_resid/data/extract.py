@@ -10,39 +10,26 @@ IWSLT test set), train.tags.* (IWSLT training text with <tag> lines). Any other 
 
 from __future__ import annotations
 
+import gzip
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import IO
+from typing import IO, Any
 from xml.sax.saxutils import unescape
 
 from ..cli.progress import Progress
 from ..files import replacing
-from .unpacking import (
-    BLOCK,
-    GZIP,
-    NOT_A_FILE,
-    XZ,
-    Damaged,
-    Member,
-    Room,
-    damage_named,
-    decompressed,
-    members,
-    shortened,
-)
+from .unpacking import BLOCK, NOT_A_FILE, Member, Room, damage_named, members
 
-SHOWN_MEMBERS = 8  # listed in the message about a missing member
 # White space used to lay out markup. A no-break space is part of the sentence.
 LAYOUT = re.compile(r"[ \t\r\n\f\v]+")
 # Matches a line of an IWSLT training file that is not a sentence but a single element, such as <url>...</url>.
 TAG_LINE = re.compile(rb"\s*<(\w+)( [^>]*)?>.*</\1>\s*")
-# A web page begins with any number of matches of BEFORE_HTML, followed by a match of HTML. A single expression for both
-# would take exponential time.
-BEFORE_HTML = re.compile(rb"\s+|<\?xml[^>]*>|<!--.*?-->", re.DOTALL | re.IGNORECASE)
-HTML = re.compile(rb"<(!doctype\s+)?html\b", re.IGNORECASE)
+SEGMENT = re.compile(r"<seg\b[^>]*>(.*?)</seg>", re.DOTALL | re.IGNORECASE)
 
 
 def is_archive(name: str) -> bool:
@@ -67,151 +54,93 @@ def extract(archive: Path, wanted: Mapping[str, Path], limit: int | None = None)
     are written and reading stops there, so the rest of the archive is not checked.
     Raises: Damaged naming the archive; ValueError naming the archive and member if one is missing or not allowed.
     """
-    left, seen, count = dict(wanted), [], 0
-    with ExitStack() as outputs, _reading(archive) as (found, room):
-        for count, member in enumerate(found, start=1):
-            if count <= SHOWN_MEMBERS:
-                seen.append(member.name)
+    left, room = dict(wanted), Room(archive)
+    with ExitStack() as outputs, _reading(archive) as found:
+        for member in found:
             if member.name not in left:
                 continue
             if member.open is None:
                 raise ValueError(f"{archive}: member {member.name!r} {NOT_A_FILE}")
             with member.open() as opened:
-                write_text(opened, member.name, outputs.enter_context(replacing(left.pop(member.name))), room, limit)
+                output = outputs.enter_context(replacing(left.pop(member.name)))
+                write_text(opened, member.name, output, room.take, limit)
             if not left and limit is not None:
                 break
         if left:
             # An uncompressed tar that was truncated between two members looks complete.
-            size = f"{archive.stat().st_size:,} bytes; is it complete?"
-            more = f" and {count - len(seen):,} more" if count > len(seen) else ""
-            listed = ", ".join(seen) or "none"
-            raise ValueError(f"{archive} ({size}): member {', '.join(left)} is missing; it contains {listed}{more}")
+            raise ValueError(f"{archive}: member {', '.join(left)} is missing; is the file complete?")
 
 
 def unpack(archive: Path, folder: Path) -> None:
     """Extract every file of an archive to FOLDER, unchanged and under its own name.
 
-    Raises: Damaged naming the archive; ValueError naming the archive and member if one appears twice or is not allowed.
+    Raises: Damaged naming the archive; ValueError naming the archive and member if one is not allowed.
     """
-    with _reading(archive) as (found, _):
+    with _reading(archive) as found:
         for member in found:
             if member.is_folder:
                 continue
             if member.open is None:
-                raise ValueError(f"{archive}: member {shortened(member.name)} {NOT_A_FILE}")
+                raise ValueError(f"{archive}: member {member.name!r} {NOT_A_FILE}")
             target = folder / member.name
-            try:
-                target.parent.mkdir(parents=True, exist_ok=True)
-                with member.open() as opened, target.open("xb") as output:
-                    output.writelines(iter(partial(opened.read, BLOCK), b""))
-            except (FileExistsError, NotADirectoryError):
-                raise ValueError(f"{archive}: member {shortened(member.name)} appears twice") from None
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with member.open() as opened, target.open("wb") as output:
+                shutil.copyfileobj(opened, output, BLOCK)
 
 
 @contextmanager
-def _reading(archive: Path) -> Iterator[tuple[Iterator[Member], Room]]:
-    """Open an archive and yield an iterator over its members and the limit on its unpacked size.
+def _reading(archive: Path) -> Iterator[Iterator[Member]]:
+    """Open an archive and yield an iterator over its members.
 
     Raises: Damaged naming the archive, possibly on exit; see `members`.
     """
-    with (
-        damage_named(archive),
-        archive.open("rb") as file,
-        Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress,
-    ):
-        if is_web_page(file.read(BLOCK)):
-            raise Damaged(f"{archive}: is a web page, not an archive")
-        file.seek(0)
-        room = Room(archive)
-        yield members(archive, file, room, progress), room
+    with damage_named(archive), Progress(f"extract {archive.name}", archive.stat().st_size, "B") as progress:
+        yield members(archive, progress)
 
 
-def is_web_page(beginning: bytes) -> bool:
-    """Return whether a file begins with HTML: some servers send a web page instead of the file."""
-    place = 0
-    while before := BEFORE_HTML.match(beginning, place):
-        place = before.end()
-    return HTML.match(beginning, place) is not None
-
-
-def instead(name: str, beginning: bytes) -> str | None:
-    """Describe the actual content of a file from its first bytes; return None if it matches the format in its name."""
-    if not beginning:
-        return "an empty file"
-    if is_web_page(beginning):
-        return "a web page"
-    is_gzip, is_tar, is_zip = beginning.startswith(GZIP), beginning[257:262] == b"ustar", beginning.startswith(b"PK")
-    if name.endswith(".zip"):
-        fits = is_zip
-    elif name.endswith(".xz"):
-        fits = beginning.startswith(XZ)
-    elif is_archive(name):
-        fits = is_gzip or is_tar
-    else:
-        fits = is_gzip == name.endswith(".gz")  # text never begins with a gzip header
-    return None if fits else "data of another format"
-
-
-def write_text(stream: IO[bytes], name: str, output: Path, room: Room, limit: int | None = None) -> None:
+def write_text(
+    stream: IO[bytes], name: str, output: Path, take: Callable[[int], None], limit: int | None = None
+) -> None:
     """Decompress a text and remove its markup, as the format in its name requires, and write the result.
 
+    take: called with the size of everything that is written
     Raises: ValueError naming the text if its format is invalid; decompression errors.
     """
     with output.open("wb") as file:
-        file.writelines(_blocks(stream, name, room, limit))
+        for block in _blocks(stream, name, limit):
+            take(len(block))
+            file.write(block)
 
 
-def _blocks(stream: IO[bytes], name: str, room: Room, limit: int | None) -> Iterator[bytes]:
+def _blocks(stream: Any, name: str, limit: int | None) -> Iterator[bytes]:
     if name.endswith(".gz"):
-        with decompressed(stream, room) as opened:
-            yield from _blocks(opened, name[: -len(".gz")], room, limit)
-        return
-    if name.endswith((".sgm", ".xml")):
+        with gzip.open(stream) as opened:
+            yield from _blocks(opened, name[: -len(".gz")], limit)
+    elif name.endswith((".sgm", ".xml")):
         yield from ((line + "\n").encode() for line in segments(stream.read(), name)[:limit])
     elif is_tagged(name) or limit is not None:
-        kept = 0
-        for line in iter(partial(stream.readline, BLOCK), b""):  # a longer line arrives in pieces
-            if kept == limit:
-                break
-            if not (is_tagged(name) and TAG_LINE.fullmatch(line)):
-                kept += line.endswith(b"\n")
-                yield line
+        yield from islice((line for line in stream if not (is_tagged(name) and TAG_LINE.fullmatch(line))), limit)
     else:
-        while block := stream.read(BLOCK):
-            yield block
+        yield from iter(partial(stream.read, BLOCK), b"")
 
 
 def segments(markup: bytes, name: str) -> list[str]:
     """Return the text of every <seg> of an SGM or XML test set, with runs of ASCII white space collapsed.
 
     Unlike sacrebleu, we keep no-break spaces, and replace `&amp;` and the other XML entities because they are markup.
-    Raises: ValueError naming the file if it is not UTF-8 or contains no segments.
+    Raises: ValueError naming the file if it is not UTF-8 or contains no segments, or if a segment is not closed, which
+    would shift all later lines.
     """
     try:
-        markup.decode("utf-8")
+        text = markup.decode("utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name}: not UTF-8 ({error.reason} at byte {error.start})") from None
-    found = [LAYOUT.sub(" ", undo_entities(raw.decode("utf-8"))).strip(" ") for raw in _segments(markup, name)]
+    found = [LAYOUT.sub(" ", undo_entities(raw)).strip(" ") for raw in SEGMENT.findall(text)]
     if not found:
         raise ValueError(f"{name}: contains no <seg>")
+    if (begun := len(re.findall(r"<seg\b", text, re.IGNORECASE))) != len(found):
+        raise ValueError(f"{name}: {begun - len(found)} <seg> are not closed")
     return found
-
-
-def _segments(markup: bytes, name: str) -> Iterator[bytes]:
-    """Yield the content of every <seg>. A regular expression would search to the end for every unclosed <seg>."""
-    lower = markup.lower()
-    place = 0
-    while (start := lower.find(b"<seg", place)) >= 0:
-        place = start + len(b"<seg")
-        following = lower[place : place + 1]
-        if following.isalnum() or following == b"_":
-            continue  # another tag
-        begin = lower.find(b">", place) + 1
-        end = lower.find(b"</seg>", begin) if begin else -1
-        if end < 0:
-            raise ValueError(f"{name}: the <seg> at byte {start:,} is not closed")
-        yield markup[begin:end]
-        place = end + len(b"</seg>")
 
 
 def undo_entities(text: str) -> str:
@@ -225,5 +154,6 @@ def convert(path: Path, name: str, output: Path, limit: int | None = None) -> No
     With `limit`, the rest of the file is not checked.
     Raises: Damaged naming the file; ValueError.
     """
+    room = Room(path)
     with damage_named(path), path.open("rb") as stream, replacing(output) as unfinished:
-        write_text(stream, name, unfinished, Room(path), limit)
+        write_text(stream, name, unfinished, room.take, limit)

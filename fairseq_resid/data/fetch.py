@@ -26,19 +26,16 @@ from .. import records
 from ..cli.progress import Progress
 from ..files import locked, partial_of
 from ..foreign import say, with_lines
-from .extract import Damaged, instead
+from .unpacking import Damaged
 
 BLOCK = 1 << 20
+WEB_PAGE = re.compile(rb"\s*(<\?xml[^>]*>\s*)?<(!doctype\s+)?html\b", re.IGNORECASE)
 ATTEMPTS = 4  # attempts per URL
 PAUSE = 2.0  # seconds before the second attempt; doubled before each further attempt
 SILENCE = 60  # seconds without data before a connection counts as lost
-PATIENCE = 5  # seconds to wait for the response to an optional request
 # These statuses are not retried, because the file does not exist or is not accessible. 416 is only final if no range
 # was requested.
 FINAL = {400, 401, 403, 404, 405, 406, 410, 416, 451}
-BEGINNING = 512  # bytes needed to recognise the format of a file
-ENDED = "the connection ended after {:,} of {:,} bytes"
-RANGE = re.compile(r"bytes (\d{1,18})-\d+/(\d{1,18}|\*)")  # the value of a Content-Range header
 
 
 # Manifests, which contain these entries, are written by hand, so an unknown field is an error.
@@ -95,7 +92,7 @@ def fetch(
             if not problem(file, found):
                 records.write(_record(target), found)
                 return found
-        urls = [address(file.name, mirror)] if mirror else list(file.urls)
+        urls = [f"{mirror.rstrip('/')}/{urllib.parse.quote(file.name)}"] if mirror else list(file.urls)
         if not urls:
             raise FetchError(f"{file.name}: no download address is known; use --raw with the folder that contains it")
         refusals = []
@@ -108,20 +105,6 @@ def fetch(
                 say(f"{file.name}: {refusal}")
     failure = FetchError(f"{file.name}: download failed:")
     raise with_lines(failure, [*refusals, "  use --mirror URL, or --raw DIR if you have the file"])
-
-
-def address(name: str, mirror: str) -> str:
-    """Return the URL of a file on a mirror."""
-    return f"{mirror.rstrip('/')}/{urllib.parse.quote(name)}"
-
-
-def size_at(url: str) -> int | None:
-    """Return the size of a file according to the server; None if the server does not report it or cannot be reached."""
-    try:
-        with urllib.request.urlopen(_request(url, method="HEAD"), timeout=PATIENCE) as answer:
-            return _length(answer)
-    except (OSError, http.client.HTTPException, ValueError):
-        return None
 
 
 @contextmanager
@@ -227,41 +210,29 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
     start = partial.stat().st_size if partial.is_file() else 0
     if start and start == expected:
         return
-    answer, start, total = _ask(url, start if expected is None or start < expected else 0)
+    answer, start, total = _ask(url, start)
     with answer:
         if expected is not None and total not in (None, expected):
             raise _Refused(f"{_wrong('bytes', total, expected)} (use --allow-other-data to accept it)")
         if start and start == total:
             return
         block, end = _read(answer), expected if total is None else total
-        if not start:
-            if total is not None and len(block) < min(BEGINNING, total):
-                raise _Lost(ENDED.format(len(block), total))
-            if found := instead(file.name, block):
-                raise _Refused(f"the server sent {found} instead of the file")
-        partial.touch()
-        with partial.open("r+b") as output, Progress(file.name, total, "B", start) as progress:
-            output.seek(start)
+        if not start and (block or not total) and (found := _instead(block)):
+            raise _Refused(f"the server sent {found} instead of the file")
+        with partial.open("ab" if start else "wb") as output, Progress(file.name, total, "B", start) as progress:
             while block:
-                # Keep bytes that are already correct, because a lost connection must not shorten the file.
-                place = output.tell()
-                if output.read(len(block)) != block:
-                    output.seek(place)
-                    output.truncate()
-                    output.write(block)
+                output.write(block)
                 progress.advance(len(block))
-                if expected is not None and output.tell() > expected:
-                    raise _Refused(f"the server sent more than the expected {expected:,} bytes")
                 block = _read(answer)
             if end is not None and output.tell() < end:
-                raise _Lost(ENDED.format(output.tell(), end))
-            output.truncate()
+                raise _Lost(f"the connection ended after {output.tell():,} of {end:,} bytes")
 
 
-def _request(url: str, **settings: Any) -> urllib.request.Request:
-    request = urllib.request.Request(url, **settings)
-    request.add_header("User-Agent", "fairseq_resid")
-    return request
+def _instead(beginning: bytes) -> str | None:
+    """Describe what a server sent instead of a file, from its first bytes; return None if nothing is wrong."""
+    if not beginning:
+        return "an empty file"
+    return "a web page" if WEB_PAGE.match(beginning) else None
 
 
 def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
@@ -271,7 +242,7 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
     Raises: _Lost; _Refused if the URL or the response is unusable.
     """
     try:
-        request = _request(url)
+        request = urllib.request.Request(url, headers={"User-Agent": "fairseq_resid"})
         if start:
             request.add_header("Range", f"bytes={start}-")
         answer = urllib.request.urlopen(request, timeout=SILENCE)
@@ -289,20 +260,15 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
     length = _length(answer)
     if answer.status != 206:
         return answer, 0, length  # the whole file, even if a range was requested
-    part = RANGE.fullmatch(answer.headers.get("Content-Range", ""))
-    if part is not None and int(part[1]) == start:
-        return answer, start, int(part[2]) if part[2] != "*" else length and start + length
-    answer.close()
-    if not start:
-        raise _Refused("the server sent a range that was not requested")
-    return _ask(url, 0)
+    if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
+        raise _Refused("the server sent another range than the requested one")
+    return answer, start, None if length is None else start + length
 
 
 def _length(answer: Any) -> int | None:
     """Return the length of a response; None if the server does not report it."""
-    length = answer.headers.get("Content-Length", "")
-    is_known = length.isdecimal() and len(length) <= 18 and "Transfer-Encoding" not in answer.headers
-    return int(length) if is_known else None
+    length = answer.headers.get("Content-Length")
+    return int(length) if length and "Transfer-Encoding" not in answer.headers else None
 
 
 def _read(answer: Any) -> bytes:

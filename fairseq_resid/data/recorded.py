@@ -64,8 +64,6 @@ class FolderRecord:
 
         Raises: ValueError naming the folder or file and the problem; OSError.
         """
-        if not data.is_dir():
-            raise ValueError(f"{data}: no such data folder")
         return records.read(data / cls.file, cls, cls.writer)
 
     @classmethod

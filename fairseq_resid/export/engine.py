@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ..cli.frame import MissingPackage
+from ..data.text.forms import Form, Normalize
 
 RECORD, FORMAT = "export.json", 1
 WRITER = "fairseq-resid export"
@@ -75,8 +76,8 @@ class Text:
 
     source: str
     target: str
-    form: str = "plain"
-    normalize: str = "none"
+    form: Form = "plain"
+    normalize: Normalize = "none"
     split_hyphens: bool = False
     post_process: str | None = None
     model: str | None = None

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_resid.data import extract, unpacking
+from fairseq_resid.data.unpacking import Damaged
 from support import mirror
 
 pytestmark = pytest.mark.once
@@ -72,11 +73,12 @@ def test_segment_spanning_two_lines_is_one_sentence() -> None:
     ]
 
 
-def test_last_segment_without_end_gives_an_error() -> None:
+def test_segment_without_end_gives_an_error() -> None:
     """Earlier versions dropped the sentence, so the two sides of a corpus no longer matched."""
-    with pytest.raises(ValueError, match=r"a\.xml: the <seg> at byte 15 is not closed"):
-        extract.segments(b"<seg>one</seg>\n<seg>two", "a.xml")
-    assert extract.segments(b"<segment><seg>a<seg>b</seg><seg id='2'\n>c</SEG></seg>", "a.xml") == ["a<seg>b", "c"]
+    for text in (b"<seg>one</seg>\n<seg>two", b"<seg>one\n<seg>two</seg>"):
+        with pytest.raises(ValueError, match=r"a\.xml: 1 <seg> are not closed"):
+            extract.segments(text, "a.xml")
+    assert extract.segments(b"<segment><seg>a</seg><seg id='2'\n>c</SEG></segment>", "a.xml") == ["a", "c"]
 
 
 def test_segments_equal_those_of_sacrebleu(tmp_path: Path) -> None:
@@ -105,7 +107,7 @@ def test_truncated_archive_is_reported(tmp_path: Path, name: str, kept: float) -
     # The zeros at the end of a tar file may be missing.
     size = len(whole) if name != "a.tar" else len(text.encode())
     (tmp_path / name).write_bytes(whole[: int(size * kept)])
-    with pytest.raises(extract.Damaged, match=rf"{name}: damaged or truncated "):
+    with pytest.raises(Damaged, match=rf"{name}: damaged or truncated "):
         out_of(tmp_path / name, ["a.en"], tmp_path / "out")
     assert list((tmp_path / "out").glob("text?")) == []
 
@@ -117,12 +119,9 @@ def test_truncated_compressed_member_is_reported(tmp_path: Path) -> None:
         out_of(tmp_path / "a.tar", ["a.en.gz"], tmp_path / "out")
 
 
-def test_missing_member_error_lists_existing_members(tmp_path: Path) -> None:
+def test_missing_member_is_reported(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.tgz", {f"x/{i}": "1\n" for i in range(10)})
-    with pytest.raises(
-        ValueError,
-        match=r"a\.tgz \(.* bytes; is it complete\?\): member x/ten is missing; it contains x/0, .*, x/7 and 2 more",
-    ):
+    with pytest.raises(ValueError, match=r"a\.tgz: member x/ten is missing; is the file complete\?"):
         out_of(tmp_path / "a.tgz", ["x/0", "x/ten"], tmp_path / "out")
 
 
@@ -135,14 +134,11 @@ def test_damaged_zip_is_reported(tmp_path: Path) -> None:
         out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "bad")
 
 
-HOSTILE = [
+REFUSED = [
     (tarfile.REGTYPE, "/evil", "leads outside the archive's folder"),
-    (tarfile.REGTYPE, "../evil", "leads outside the archive's folder"),
     (tarfile.REGTYPE, "a/../../evil", "leads outside the archive's folder"),
     (tarfile.SYMTYPE, "evil", "is not a regular file"),
     (tarfile.LNKTYPE, "evil", "is not a regular file"),
-    (tarfile.FIFOTYPE, "evil", "is not a regular file"),
-    (tarfile.CHRTYPE, "evil", "is not a regular file"),
 ]
 
 
@@ -151,7 +147,7 @@ HOSTILE = [
     [
         (archive, *member)
         for archive in ("a.tgz", "a.zip")
-        for member in HOSTILE
+        for member in REFUSED
         if archive == "a.tgz" or member[0] != tarfile.LNKTYPE  # a zip has no hard links
     ],
 )
@@ -159,11 +155,10 @@ def test_only_regular_files_below_the_folder_are_unpacked(
     tmp_path: Path, archive: str, kind: bytes, name: str, said: str
 ) -> None:
     if archive == "a.zip":
-        mode = {tarfile.SYMTYPE: stat.S_IFLNK, tarfile.FIFOTYPE: stat.S_IFIFO, tarfile.CHRTYPE: stat.S_IFCHR}
         with zipfile.ZipFile(tmp_path / archive, "w") as file:
             file.writestr("good", "one\n")
             item = zipfile.ZipInfo(name)
-            item.external_attr = (mode.get(kind, stat.S_IFREG) | 0o644) << 16
+            item.external_attr = ((stat.S_IFLNK if kind == tarfile.SYMTYPE else stat.S_IFREG) | 0o644) << 16
             file.writestr(item, "../outside")
     else:
         member = tarfile.TarInfo(name)
@@ -195,12 +190,6 @@ def test_links_and_folders_that_are_not_wanted_are_skipped(tmp_path: Path, kind:
     assert out_of(archive, ["a.en"], tmp_path / "out") == {"a.en": b"one\n"}
 
 
-def test_member_that_appears_twice_is_refused(tmp_path: Path) -> None:
-    archive = tar(tmp_path / "a.tgz", [tarfile.TarInfo("x"), tarfile.TarInfo("./x")])
-    with pytest.raises(ValueError, match=r"a\.tgz: member 'x' appears twice"):
-        extract.unpack(archive, tmp_path / "out")
-
-
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip"])
 def test_extract_all_keeps_every_file_unchanged(tmp_path: Path, name: str) -> None:
     members: dict[str, str | bytes] = {"x/y/one.gz": b"\x1f\x8bno gzip", "./two.xml": "<seg>text", "x/three": ""}
@@ -211,78 +200,20 @@ def test_extract_all_keeps_every_file_unchanged(tmp_path: Path, name: str) -> No
     assert len([file for file in (tmp_path / "out").rglob("*") if file.is_file()]) == 3
 
 
-def test_zip_with_a_password_is_reported(tmp_path: Path) -> None:
-    mirror.archive(tmp_path / "a.zip", {"a.en": "text\n"})
-    raw = bytearray((tmp_path / "a.zip").read_bytes())
-    raw[6] |= 1  # sets the encryption bit of the member and of its directory entry
-    raw[raw.index(b"PK\x01\x02") + 8] |= 1
-    (tmp_path / "a.zip").write_bytes(raw)
-    with pytest.raises(ValueError, match=r"a\.zip: cannot be read: .*a\.en.* encrypted"):
-        out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "out")
-
-
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip", "nested.tar", "a.en.gz"])
-def test_archive_that_unpacks_to_too_much_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An endless line of zeros is refused when the limit is reached, and the output is removed."""
-    zeros = bytes(20_000_000)
-    packed = gzip.compress(zeros, mtime=0)
-    if name == "a.en.gz":
-        (tmp_path / name).write_bytes(packed)
-    else:
-        mirror.archive(tmp_path / name, {"a.en.gz": packed} if name == "nested.tar" else {"a.en": zeros})
-    member = "a.en.gz" if name == "nested.tar" else "a.en"
-    (tmp_path / "out").mkdir()
-
-    def unpacked() -> None:
-        if name == "a.en.gz":
-            extract.convert(tmp_path / name, name, tmp_path / "out" / "text0")
-        else:
-            out_of(tmp_path / name, [member], tmp_path / "out")
-
-    unpacked()
-    (tmp_path / "out" / "text0").unlink()
-    monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 1 << 20)
-    with pytest.raises(ValueError, match=rf"{name}: unpacks to more than [1-3] MB; .* --raw"):
-        unpacked()
-    assert list((tmp_path / "out").iterdir()) == []
-    if name in ("a.tgz", "a.zip"):
-        with pytest.raises(ValueError, match=r"unpacks to more than [1-3] MB"):
-            extract.unpack(tmp_path / name, tmp_path / "all")
-
-
-@pytest.mark.parametrize("last", ["", "\n"])
-def test_limit_counts_whole_lines(last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line that is read in pieces counts once."""
-    monkeypatch.setattr(extract, "BLOCK", 10)
-    text = "x" * 35 + "\n" + "y" * 10 + "\nthree" + last
-    (tmp_path / "a.en").write_text(text)
-    for limit, expected in ((1, text[:36]), (2, text[:47]), (3, text), (9, text)):
-        extract.convert(tmp_path / "a.en", "a.en", tmp_path / "out", limit)
-        assert (tmp_path / "out").read_text() == expected
-
-
-def test_web_page_is_not_accepted_as_archive(tmp_path: Path) -> None:
-    (tmp_path / "a.tgz").write_text("\n<!DOCTYPE html><html>Not found</html>")
-    with pytest.raises(ValueError, match=r"a\.tgz: is a web page, not an archive"):
-        out_of(tmp_path / "a.tgz", ["a.en"], tmp_path / "out")
-
-
 # ------------------------------------------------------------------------------------------------ damage
 
 TEXTS = dict(zip(("a.en", "a.de"), mirror.sides(mirror.pairs(40, ("en", "de"))), strict=True))
 PACKED = {f"{name}.gz": gzip.compress(text.encode(), mtime=0) for name, text in TEXTS.items()}
 
 
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip", "nested.tar", "nested.zip", "nested.tgz"])
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "nested.tar"])
 def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
     members: dict[str, str | bytes] = dict(PACKED if name.startswith("nested") else TEXTS)
     mirror.archive(tmp_path / name, members)
     whole = (tmp_path / name).read_bytes()
     expected = [text.encode() for text in TEXTS.values()]
     found = 0
-    # The last 8 bytes of a gzip file are its checksum and length; the last 200 bytes of this zip are its directory.
+    # The last 8 bytes of a gzip file are its checksum and length.
     for place in [*range(0, len(whole), 9), *range(len(whole) - 40, len(whole))]:
         raw = bytearray(whole)
         raw[place] ^= 1 << place % 8
@@ -307,17 +238,17 @@ def test_damaged_header_is_not_the_end_of_the_archive(tmp_path: Path, place: str
     raw = bytearray(gzip.decompress((tmp_path / "a.tgz").read_bytes()))
     raw[1024 + 148] ^= 1  # the checksum of the second header
     (tmp_path / "a.tar").write_bytes(raw)
-    with pytest.raises(extract.Damaged, match=r"a\.tar: damaged or truncated \(bad checksum\)"):
+    with pytest.raises(Damaged, match=r"a\.tar: damaged or truncated \(bad checksum\)"):
         extract.unpack(tmp_path / "a.tar", tmp_path / "out")
 
 
-@pytest.mark.parametrize("missing", [*range(1, 9), 20])
+@pytest.mark.parametrize("missing", [1, 4, 8, 20])
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
 def test_compressed_archive_without_its_last_bytes_is_reported(tmp_path: Path, name: str, missing: int) -> None:
     """The tar inside is complete; only the end of the compressed stream is missing."""
     mirror.archive(tmp_path / name, dict(TEXTS))
     (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-missing])
-    with pytest.raises(extract.Damaged, match=rf"{name}: damaged or truncated"):
+    with pytest.raises(Damaged, match=rf"{name}: damaged or truncated"):
         out_of(tmp_path / name, list(TEXTS), tmp_path / "out")
     assert not list((tmp_path / "out").glob("text?"))
 
@@ -344,7 +275,7 @@ def test_limit_stops_reading_the_archive(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.tgz", {**TEXTS, "other": "\n".join(map(str, range(50_000)))})
     (tmp_path / "a.tgz").write_bytes((tmp_path / "a.tgz").read_bytes()[:-1000])
     assert out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "some", limit=2).keys() == TEXTS.keys()
-    with pytest.raises(extract.Damaged):
+    with pytest.raises(Damaged):
         out_of(tmp_path / "a.tgz", list(TEXTS), tmp_path / "all")
 
 
@@ -353,28 +284,37 @@ def test_damaged_compressed_text_is_reported(tmp_path: Path) -> None:
     packed[-6] ^= 1  # in its checksum
     for raw in (bytes(packed), PACKED["a.en.gz"][:-4]):
         (tmp_path / "a.en.gz").write_bytes(raw)
-        with pytest.raises(extract.Damaged, match=r"a\.en\.gz: damaged or truncated"):
+        with pytest.raises(Damaged, match=r"a\.en\.gz: damaged or truncated"):
             extract.convert(tmp_path / "a.en.gz", "a.en.gz", tmp_path / "out")
         assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    "name, beginning, said",
-    [
-        ("a.tgz", b"", "an empty file"),
-        ("a.tgz", b"\n <!-- a comment --> <!DOCTYPE html>\n<html>", "a web page"),
-        ("a.de", b'<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML">', "a web page"),
-        ("a.tgz", b'{"error": "no such file"}', "data of another format"),
-        ("a.zip", b"\x1f\x8b\x08", "data of another format"),
-        ("a.en.gz", b"a text\n", "data of another format"),
-        ("a.en", b"\x1f\x8b\x08", "data of another format"),
-        ("a.zip", b"PK\x03\x04", None),
-        ("a.tar.gz", b"\x1f\x8b\x08", None),
-        ("a.tar.xz", b"\x1f\x8b\x08", "data of another format"),
-        ("a.tar.xz", b"\xfd7zXZ\0\0", None),
-        ("a.xml", b'<?xml version="1.0"?>\n<mteval>', None),
-        ("a.en", b"<htmlish> words", None),
-    ],
-)
-def test_file_type_is_detected_from_first_bytes(name: str, beginning: bytes, said: str | None) -> None:
-    assert extract.instead(name, beginning) == said
+@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip", "nested.tar", "a.en.gz"])
+def test_archive_that_unpacks_to_too_much_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = bytes(20_000_000)
+    packed = gzip.compress(zeros, mtime=0)
+    if name == "a.en.gz":
+        (tmp_path / name).write_bytes(packed)
+    else:
+        mirror.archive(tmp_path / name, {"a.en.gz": packed} if name == "nested.tar" else {"a.en": zeros})
+    member, text = "a.en.gz" if name == "nested.tar" else "a.en", tmp_path / "out" / "text"
+    text.parent.mkdir()
+
+    def unpacked() -> None:
+        if name == "a.en.gz":
+            extract.convert(tmp_path / name, name, text)
+        else:
+            extract.extract(tmp_path / name, {member: text})
+
+    unpacked()
+    assert text.stat().st_size == len(zeros)
+    text.unlink()
+    monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 1 << 20)
+    with pytest.raises(ValueError, match=rf"{name}: unpacks to over .* --raw"):
+        unpacked()
+    assert list(text.parent.iterdir()) == []
+    if name in ("a.tgz", "a.zip"):
+        with pytest.raises(ValueError, match="unpacks to over"):
+            extract.unpack(tmp_path / name, tmp_path / "all")

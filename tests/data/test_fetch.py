@@ -34,7 +34,7 @@ def test_changed_file_is_downloaded_again(server: Server, tmp_path: Path) -> Non
     only_whole(tmp_path)
 
 
-@pytest.mark.parametrize("record", [None, "{}", "[]", "no JSON"])
+@pytest.mark.parametrize("record", [None, "{}"])
 def test_manually_placed_file_is_used_if_its_checksum_matches(
     server: Server, tmp_path: Path, record: str | None
 ) -> None:
@@ -44,12 +44,6 @@ def test_manually_placed_file_is_used_if_its_checksum_matches(
     get(known(server), tmp_path)
     only_whole(tmp_path)
     assert server.requests == []
-
-
-@pytest.mark.parametrize("url", ["http://127.0.0.1/a b", "http://127.0.0.1:x/a"])
-def test_broken_address_is_refused(url: str, tmp_path: Path) -> None:
-    with pytest.raises(FetchError, match=r"a\.tgz: download failed"):
-        get(RemoteFile("a.tgz", (url,)), tmp_path)
 
 
 def test_truncated_chunked_response_is_retried(server: Server, tmp_path: Path) -> None:
@@ -100,13 +94,6 @@ def test_alternates_are_tried_in_order(server: Server, tmp_path: Path) -> None:
     assert get(known(server, urls=urls), tmp_path).url == urls[2]
     assert [path for path, _ in server.requests] == ["/gone", "/login", "/good"]
     only_whole(tmp_path)
-
-
-def test_web_page_is_not_accepted_as_archive(server: Server, tmp_path: Path) -> None:
-    server.script = ["page"]
-    with pytest.raises(FetchError, match=r"a\.tgz: the server sent a web page instead of the file"):
-        get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
-    assert not (tmp_path / "a.tgz").exists()
 
 
 @pytest.mark.parametrize(

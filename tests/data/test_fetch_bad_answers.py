@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 
 import pytest
 
 from fairseq_resid.data import fetch as fetching
-from fairseq_resid.data.extract import Damaged
 from fairseq_resid.data.fetch import FetchError, Fingerprint, RemoteFile
+from fairseq_resid.data.unpacking import Damaged
 from support.web_server import CONTENT, Server, get, known, only_whole
 
 pytestmark = pytest.mark.once
 
 
-@pytest.mark.parametrize("act", ["416", "empty", "json", "page"])
+@pytest.mark.parametrize("act", ["416", "empty", "page"])
 def test_wrong_response_falls_back_to_next_address(server: Server, tmp_path: Path, act: str) -> None:
     server.script = [act]
     urls = (f"{server.url}/bad", f"{server.url}/good")
@@ -30,7 +29,7 @@ def test_wrong_response_falls_back_to_next_address(server: Server, tmp_path: Pat
     [
         ("416", "HTTP 416"),
         ("empty", "the server sent an empty file instead of the file"),
-        ("json", "the server sent data of another format instead of the file"),
+        ("page", "the server sent a web page instead of the file"),
     ],
 )
 def test_response_that_is_not_an_archive_is_never_kept(server: Server, tmp_path: Path, act: str, said: str) -> None:
@@ -46,53 +45,34 @@ def test_login_page_is_not_accepted_as_text(server: Server, tmp_path: Path) -> N
         get(RemoteFile("train.en", (f"{server.url}/train.en",)), tmp_path, allow_other=True)
 
 
-@pytest.mark.parametrize("ranges", [True, False])
-@pytest.mark.parametrize("act", ["page", "json", "empty", "huge", "416", "404", "no length, cut off", "drop"])
+@pytest.mark.parametrize("act", ["page", "empty", "416", "404", "drop"])
 def test_good_partial_file_survives_bad_response(
-    server: Server, tmp_path: Path, act: str, ranges: bool, monkeypatch: pytest.MonkeyPatch
+    server: Server, tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fetching, "ATTEMPTS", 1)
-    monkeypatch.setattr(fetching, "SILENCE", 2)
-    server.honours_ranges = ranges
     server.script = [act, act] if act == "416" else [act]  # requested again without a range
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:123_456])
     with pytest.raises(FetchError):
         get(known(server), tmp_path)
     there = (tmp_path / "a.tgz.partial").read_bytes()
     assert there == CONTENT[: len(there)] and len(there) >= 123_456
-    server.honours_ranges = True
     get(known(server), tmp_path)
     assert server.requests[-1] == ("/a.tgz", f"bytes={len(there)}-")
     only_whole(tmp_path)
 
 
-@pytest.mark.parametrize("start", [0, 1000])
-def test_wrong_size_is_refused_before_download(
-    server: Server, tmp_path: Path, start: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wrong_size_is_refused_before_download(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "SILENCE", 2)
     server.script = ["huge"]
-    if start:
-        (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:start])
     said = rf"wrong size: {10**12}; expected 300000 \(use --allow-other-data to accept it\)"
     with pytest.raises(FetchError, match=said):
         get(known(server), tmp_path)
     assert len(server.requests) == 1
 
 
-def test_oversized_response_without_length_is_refused(server: Server, tmp_path: Path) -> None:
-    server.script = ["no length, too much"]
-    with pytest.raises(FetchError, match="sent more than the expected 300,000 bytes"):
-        get(known(server), tmp_path)
-    assert len(server.requests) == 1
-    get(known(server), tmp_path)
-    only_whole(tmp_path)
-
-
-@pytest.mark.parametrize("act", ["no length", "odd length"])
-@pytest.mark.parametrize("start", [0, 1000, len(CONTENT) + 1000])
-def test_response_without_length_ends_with_the_connection(server: Server, tmp_path: Path, act: str, start: int) -> None:
-    server.script = ["416", act] if start else [act]
+@pytest.mark.parametrize("start", [0, len(CONTENT) + 1000])
+def test_response_without_length_ends_with_the_connection(server: Server, tmp_path: Path, start: int) -> None:
+    server.script = ["416", "no length"] if start else ["no length"]
     if start:
         (tmp_path / "a.tgz.partial").write_bytes((CONTENT + CONTENT)[:start])
     get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
@@ -114,47 +94,10 @@ def test_different_data_resumes_after_lost_connection(server: Server, tmp_path: 
     only_whole(tmp_path)
 
 
-def test_wrong_range_is_not_appended(server: Server, tmp_path: Path) -> None:
-    """Nothing is known about the file, so no checksum would reveal the mistake."""
-    server.script = ["other part"]
-    (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:1000])
-    get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
-    assert [requested for _, requested in server.requests] == ["bytes=1000-", None]
-    only_whole(tmp_path)
-
-
-@pytest.mark.parametrize("length", [1000, len(CONTENT) + 1000])
-def test_partial_file_of_another_download_is_detected_by_content(server: Server, tmp_path: Path, length: int) -> None:
-    server.honours_ranges = False
-    (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:700] + b"x" * (length - 700))
-    get(known(server, bytes=None, sha256=None, md5=None), tmp_path)
-    only_whole(tmp_path)
-
-
-@pytest.mark.parametrize("mirror", ["nowhere", "http://exa mple", "http://h\u0000st", "http://[", "odd://host"])
+@pytest.mark.parametrize("mirror", ["nowhere", "http://exa mple", "odd://host"])
 def test_invalid_mirror_gives_a_one_line_error(tmp_path: Path, mirror: str) -> None:
     with pytest.raises(FetchError, match=r"a\.tgz: download failed"):
         get(RemoteFile("a.tgz"), tmp_path, mirror)
-    assert fetching.size_at(fetching.address("a.tgz", mirror)) is None
-
-
-def test_remote_size_is_read_from_server_or_file(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "a b.tgz").write_bytes(CONTENT[:777])
-    assert fetching.size_at(fetching.address("a.tgz", server.url + "/")) == len(CONTENT)
-    assert fetching.size_at(fetching.address("a b.tgz", tmp_path.as_uri())) == 777
-    for url in (
-        f"{server.url}/no-head",
-        f"{server.url}/no-length",
-        (tmp_path / "none").as_uri(),
-        "http://127.0.0.1:9/",
-    ):
-        assert fetching.size_at(url) is None
-
-
-def test_silent_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "PATIENCE", 0.2)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        assert fetching.size_at(f"http://127.0.0.1:{silent.getsockname()[1]}/a.tgz") is None
 
 
 def test_damaged_download_is_removed_but_user_file_stays(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_preparing_millions_of_pairs_uses_bounded_memory(tmp_path: Path) -> None
         found.watcher.join()
         assert process.returncode == 0, output
         record = json.loads((data / "corpus.json").read_text())
-        assert record["lines"]["train"] == {"in": count, "out": count, "dropped": {}}
+        assert record["lines"]["train"] == {"in": count, "out": count, "dropped": {}, "half_empty": 0}
         assert (data / "train.en-xx.en.idx").stat().st_size == 26 + count * 12
         raw = sum(Path(f"{prefix}.{side}").stat().st_size for prefix in prefixes.values() for side in ("en", "xx"))
         figures[count] = {"text": raw, "work": found.disk, "data": bytes_below(data)}

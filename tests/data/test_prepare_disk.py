@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import resource
 import shutil
 import subprocess
-import threading
-from collections.abc import Iterator
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import IO, Any
 
@@ -93,40 +88,10 @@ def test_full_disk_in_fairseq_preprocess_is_reported(
     assert said in capsys.readouterr().err
 
 
-class ReportsSizes(SimpleHTTPRequestHandler):
-    """A mirror that reports file sizes in response to HEAD requests."""
-
-    requested: list[str]
-
-    def do_HEAD(self) -> None:
-        self.requested.append(self.path)
-        super().do_HEAD()
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-
-class HidesSizes(ReportsSizes):
-    """A mirror that does not report file sizes."""
-
-    def do_HEAD(self) -> None:
-        self.send_error(405)
-
-
-@contextlib.contextmanager
-def web(folder: Path, handler: type[ReportsSizes]) -> Iterator[str]:
-    handler.requested = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(handler, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def checked(name: str, folder: Path, mirror: str | None = None, raw: Path | None = None) -> None:
+def checked(name: str, folder: Path, raw: Path | None = None) -> None:
     """Run only the disk check of a preparation in `folder`."""
     read = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
-    options = sources.TextSourceOptions((raw,) if raw else (), mirror, folder / "downloads", True)
+    options = sources.TextSourceOptions((raw,) if raw else (), None, folder / "downloads", True)
     disk.check(read, options, folder / "data", None, sources.find(read, options) if raw else None)
 
 
@@ -138,53 +103,28 @@ def test_too_little_disk_space_is_reported_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     free(monkeypatch, 10**9)
-    assert main("wmt14-en-fr", tmp_path / "data", "--mirror", "file:///nowhere") == 2
+    assert main("wmt14-en-fr", tmp_path / "data") == 2
     captured = capsys.readouterr()
     assert "GB needed, 1.0 GB free" in captured.err and "--out" in captured.err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("target", ["de", "fr"])
-def test_small_mirror_or_folder_needs_little_disk_space(
+def test_small_folder_needs_little_disk_space(
     target: str, hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even the smallest corpus needs 50 MB."""
     free(monkeypatch, 60_000_000)
     name, host = f"wmt14-en-{target}", hosts[target]
-    checked(name, tmp_path, raw=host)
-    checked(name, tmp_path, host.as_uri())
-    with web(host, ReportsSizes) as url:
-        checked(name, tmp_path, url)
-        # The check requests the size of every file once, including alternates, but not of files already downloaded.
-        files = list(manifests.read(manifests.MANIFESTS / f"{name}.yaml").files)
-        assert sorted(ReportsSizes.requested) == sorted(f"/{file}" for file in files)
-        (tmp_path / "downloads").mkdir()
-        shutil.copy(host / "dev.tgz", tmp_path / "downloads")
-        ReportsSizes.requested.clear()
-        checked(name, tmp_path, url)
-        assert sorted(ReportsSizes.requested) == sorted(f"/{file}" for file in files if file != "dev.tgz")
-    with web(host, HidesSizes) as url, pytest.raises(ValueError, match="GB needed"):
-        checked(name, tmp_path, url)
+    checked(name, tmp_path, host)
     with pytest.raises(ValueError, match="GB needed"):
         checked(name, tmp_path)
+    shutil.copytree(host, tmp_path / "downloads")
+    checked(name, tmp_path)
 
 
-def test_mirror_with_only_alternates_needs_little_disk_space(
-    hosts: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    free(monkeypatch, 60_000_000)
-    for file in hosts["de"].iterdir():
-        name = file.name.replace(".tgz", ".zip") if file.name.startswith("training") else file.name
-        (tmp_path / name).write_bytes(bytes(1000))
-    checked("wmt14-en-de", tmp_path / "out", tmp_path.as_uri())
-
-
-def test_large_mirror_needs_much_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The mirror's Europarl archive is 20 GB in size, not 0.7 GB as in the manifest."""
+def test_disk_check_uses_sizes_of_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free(monkeypatch, 15 * 10**9)
-    checked("wmt14-en-de", tmp_path / "out")
-    for name in manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml").files:
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(20 * 10**9 if "europarl" in name else 1000)
-    with pytest.raises(ValueError, match=r"20\.0 GB needed"):
-        checked("wmt14-en-de", tmp_path / "out", tmp_path.as_uri())
+    checked("wmt14-en-de", tmp_path)
+    with pytest.raises(ValueError, match=r"GB needed, 15\.0 GB free"):
+        checked("wmt14-en-fr", tmp_path)

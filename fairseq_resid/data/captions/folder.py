@@ -13,8 +13,6 @@ The last four are little-endian numbers without headers; their shapes follow fro
 
 from __future__ import annotations
 
-import mmap
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -131,16 +129,13 @@ def read_captions(data: Path, name: str, images: int | None) -> Captions:
 def mapped(data: Path, split: str, part: str, shape: Sequence[int]) -> np.ndarray:
     """Return the numbers of a file as a memory map, so that they are only read from disk when they are used.
 
-    Raises: ValueError naming the file if it is missing or its size does not match the shape.
+    Raises: FileNotFoundError; ValueError naming the file if its size does not match the shape.
     """
     file, dtype = data / f"{split}.{part}", np.dtype(PARTS[part])
-    if not file.is_file():
-        raise ValueError(f"{file}: no such file; prepare the folder again")
-    with file.open("rb") as opened:
-        size, expected = os.fstat(opened.fileno()).st_size, int(np.prod(shape)) * dtype.itemsize
-        if size != expected or not size:
-            raise ValueError(f"{file}: {size:,} bytes, but {RECORD} requires {expected:,}; prepare the folder again")
-        return np.frombuffer(mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ), dtype).reshape(shape)
+    size, expected = file.stat().st_size, int(np.prod(shape)) * dtype.itemsize
+    if size != expected:
+        raise ValueError(f"{file}: {size:,} bytes, but {RECORD} requires {expected:,}; prepare the folder again")
+    return np.asarray(np.memmap(file, dtype, "r", shape=tuple(shape)))
 
 
 def open_regions(data: Path, split: str, known: CaptionRecord) -> Regions:

@@ -56,7 +56,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid prepare-images`."""
     add = parser.add_argument
     add("name", choices=manifests.names(), help="the corpus; custom: your own folder of images by class")
-    add(
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
         "--raw",
         action="append",
         type=Path,
@@ -65,7 +66,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         help="the release archive, a folder with this archive, or a folder (or archive) with train/CLASS/IMAGE and "
         "test/CLASS/IMAGE; may be repeated",
     )
-    add("--mirror", metavar="URL", help="download the archive from URL/NAME (file:// is allowed)")
+    place.add_argument("--mirror", metavar="URL", help="download the archive from URL/NAME (file:// is allowed)")
     add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
     add(
         "--downloads",
@@ -90,11 +91,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
             parser.error(f"{flag} {value}: must be 1 or more")
     if args.out is not None and not args.out.name:
         parser.error(f"--out {args.out}: must be a new folder")
-    if args.raw and args.mirror:
-        parser.error("--raw and --mirror: give only one of them")
-    for path in args.raw:
-        if not path.exists():
-            parser.error(f"--raw {path}: no such file or folder")
     manifest = manifests.read(args.name)
     if manifest.file is None and not args.raw:
         parser.error(f"{args.name}: --raw is missing; pass the folder of your images")

@@ -23,8 +23,6 @@ import re
 from dataclasses import dataclass
 
 MAX_CHARACTERS = 10_000
-# A line with more bytes is too long in any case, and is not decoded.
-MAX_BYTES = 4 * MAX_CHARACTERS
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 RAW_REASONS = ("not_utf8", "too_long", "control_characters", "empty", "source_equals_target")
@@ -50,11 +48,8 @@ def decode(raw: bytes) -> tuple[str, str | None]:
 
     A carriage return before the line end is part of the line end.
     """
-    raw = raw.rstrip(b"\n").removesuffix(b"\r")
-    if len(raw) > MAX_BYTES:
-        return "", "too_long"
     try:
-        line = raw.decode("utf-8")
+        line = raw.rstrip(b"\n").removesuffix(b"\r").decode("utf-8")
     except UnicodeDecodeError:
         return "", "not_utf8"
     if len(line) > MAX_CHARACTERS:

@@ -135,8 +135,6 @@ def build(
         parts[split] = (part,)
         for language in (source, target):
             path = Path(f"{prefix}.{language}")
-            if not path.is_file():
-                raise ValueError(f"{path}: {'not a regular file' if path.exists() else 'no such file'}")
             texts.append(sources.Text(split, part, language, path, None, fingerprints.of(path)))
     manifest = TextManifest(name=name, source=source, target=target, parts=parts, **settings)
     flags.check_limits(manifest, settings)

@@ -67,12 +67,10 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_limits(manifest: TextManifest, given: Mapping[str, Any]) -> None:
-    """Raise ValueError for cleaning limits without --clean, or for a ratio that would drop every pair."""
+    """Raise ValueError for cleaning limits without --clean."""
     for name in LIMITS:
         if name in given and not manifest.clean:
             raise ValueError(f"--{name.replace('_', '-')} {given[name]}: only has an effect with --clean")
-    if not manifest.max_ratio >= 1:
-        raise ValueError(f"--max-ratio {manifest.max_ratio}: must be 1 or more")
 
 
 def check_positive(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> None:

@@ -12,8 +12,8 @@ from ... import records
 from ...files import read_lines
 from ..recorded import check_sizes
 from .binarised import check_texts, sentence_lengths
-from .bleu import check_tokenizer, default_tokenizer
-from .forms import TOKENISED, TextForm, check_languages, is_blank
+from .bleu import default_tokenizer
+from .forms import TOKENISED, Form, Normalize, TextForm, is_blank
 from .segmentation import Segmenter
 
 CORPUS = "corpus.json"
@@ -91,8 +91,8 @@ class Overlap:
 class TextSettings:
     """The form of the text; see fairseq_resid/data/text/forms.py."""
 
-    form: str = "plain"
-    normalize: str = "none"
+    form: Form = "plain"
+    normalize: Normalize = "none"
     split_hyphens: bool = False
 
 
@@ -155,10 +155,6 @@ class CorpusRecord:
     sizes: dict[str, int] = field(default_factory=dict)
     checksums: dict[str, str] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        check_languages(self.source, self.target)
-        check_tokenizer(self.bleu_tokenize)
-
     @property
     def unverified_texts(self) -> tuple[str, ...]:
         """The texts that were not verified by a checksum.
@@ -181,10 +177,7 @@ class CorpusRecord:
         return "none" if self.text.form in TOKENISED else default_tokenizer(target)
 
     def forms(self) -> dict[str, TextForm]:
-        """Return the form of each language's text.
-
-        Raises: ValueError for a form that this version does not support.
-        """
+        """Return the form of each language's text."""
         text = self.text
         return TextForm.of_sides(self.source, self.target, text.form, text.normalize, text.split_hyphens)
 
@@ -240,10 +233,6 @@ class Corpus:
             raise ValueError(
                 f"{path / CORPUS}: {' and '.join(pair)}, but the model translates {' to '.join(direction)}"
             )
-        try:
-            form = known.forms()[direction[1]]
-        except ValueError as error:
-            raise ValueError(f"{path / CORPUS}: {error}") from None
         return cls(
             path,
             known.name if direction == pair else f"{known.name} {'-'.join(direction)}",
@@ -251,7 +240,7 @@ class Corpus:
             "-".join(pair),
             known.restore,
             known.tokenizer(direction[1]),
-            form,
+            known.forms()[direction[1]],
             known.profile,
             known.differences,
             known.unverified_texts,

@@ -1,4 +1,4 @@
-"""Read and check the manifest of a text corpus: manifests/NAME.yaml.
+"""The manifest of a text corpus: manifests/NAME.yaml.
 
 A manifest lists the texts of train, valid and test with their expected line counts, and their files (mostly archives)
 with URLs and checksums. It also says how to convert text for the model. manifests/wmt14-en-de.yaml is a commented
@@ -7,8 +7,7 @@ example.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -17,10 +16,9 @@ from msgspec.structs import replace
 
 from ... import records
 from ..fetch import RemoteFile
-from .forms import TextForm
+from .forms import Form, Normalize
 
 SPLITS = ("train", "valid", "test")  # the splits of every corpus; further test sets are test1, test2, ...
-FURTHER = re.compile(r"test[1-9]\d*")
 MANIFESTS = Path(__file__).with_name("manifests")
 
 
@@ -43,9 +41,9 @@ class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
     target: str
     vocab_size: int
     parts: Mapping[str, tuple[Part, ...]]
-    form: str = "plain"
-    plain_form: str = "moses"  # the form to use if `form` is "escaped" but the text found is not tokenised
-    normalize: str = "none"
+    form: Form = "plain"
+    plain_form: Form = "moses"  # the form to use if `form` is "escaped" but the text found is not tokenised
+    normalize: Normalize = "none"
     clean: bool = False
     max_pieces: int = 250
     max_ratio: float = 1.5
@@ -90,19 +88,6 @@ def number_of_test(split: str) -> int:
     return int(split.removeprefix("test") or 0)
 
 
-def check_further_tests(splits: Iterable[str]) -> None:
-    """Check that the further test sets are test1, test2, ... without gaps.
-
-    Raises: ValueError naming an unknown split or a missing test set.
-    """
-    others = [split for split in splits if split not in SPLITS]
-    if strange := [split for split in others if not FURTHER.fullmatch(split)]:
-        raise ValueError(f"`parts` has unknown split {strange[0]}: must be {', '.join(SPLITS)}, test1, test2, ...")
-    expected = [f"test{number}" for number in range(1, len(others) + 1)]
-    if missing := [split for split in expected if split not in others]:
-        raise ValueError(f"`parts` has {max(others)}, but {missing[0]} is missing")
-
-
 def names() -> list[str]:
     """Return the names of the corpora that have a manifest."""
     return sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
@@ -113,27 +98,4 @@ def read(path: Path) -> TextManifest:
 
     Raises: ValueError naming the file and the problem; OSError.
     """
-    manifest = records.read(path, TextManifest)
-    try:
-        _check(manifest)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return manifest
-
-
-def _check(manifest: TextManifest) -> None:
-    check_further_tests(manifest.parts)
-    TextForm.of_sides(*manifest.languages, manifest.form, manifest.normalize, manifest.split_hyphens)
-    for split in manifest.splits:
-        for part in manifest.parts.get(split, ()):
-            if part.places.keys() != {*manifest.languages}:
-                raise ValueError(
-                    f"{split} {part.name}: `places` must have the languages {' and '.join(manifest.languages)}"
-                )
-            if len({len(alternatives) for alternatives in part.places.values()}) != 1:
-                raise ValueError(f"{split} {part.name}: both sides must have the same number of alternatives")
-            for place in (place for alternatives in part.places.values() for place in alternatives):
-                if place.split("/")[0] not in manifest.files:
-                    raise ValueError(f"{split} {part.name}: {place}: `files` has no {place.split('/')[0]}")
-    if missing := [split for split in SPLITS if not manifest.parts.get(split)]:
-        raise ValueError(f"`parts` has no {missing[0]}")
+    return records.read(path, TextManifest)

@@ -18,7 +18,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +56,7 @@ SETTINGS = (
 LIMITS = ("max_pieces", "max_ratio")
 # The fraction of a validation or test set that may also be in the training text without a warning.
 LEAKAGE = 0.1
-
-
-@dataclass(frozen=True)
-class Unfinished:
-    """text.json in the working folder: the corpus and the --limit that the unfinished work belongs to."""
-
-    name: str
-    limit: int | None
+MARK = "text.json"  # a file that shows that a working folder is ours
 
 
 def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sources.Text] | None = None) -> bool:
@@ -91,7 +83,8 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     if texts is None and options.source.raw:
         texts = sources.find(manifest, options.source)
     if not out.exists():
-        disk.check(manifest, options.source, out, options.limit, texts)
+        if not options.source.mirror:  # whose files may be smaller than the released ones
+            disk.check(manifest, options.source, out, options.limit, texts)
         with locked(work / ".lock", f"{work}: another process is using this folder", wait=True) as lock:
             if not out.exists():
                 if texts is None:
@@ -103,7 +96,7 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
             work.rmdir()
     record = _check_same(out, settings, texts or [])
     sizes_known = data_folder.check(out, options.verify)
-    if (work / "text.json").is_file():  # the run was killed after renaming its result
+    if (work / MARK).is_file():  # the run was killed after renaming its result
         shutil.rmtree(work, ignore_errors=True)
     _show_differences(record)
     if options.show:
@@ -118,23 +111,14 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
 def _make(job: Job, work: Path) -> None:
     """Run the unfinished steps in the working folder, then rename the result.
 
-    Raises: ValueError if the working folder contains unfinished work on a different text.
+    Raises: ValueError if the working folder contains files that are not ours.
     """
-    file = work / "text.json"
     strangers = [path.name for path in work.iterdir() if path.name != ".lock"]
-    if strangers and not file.is_file():
+    if strangers and not (work / MARK).is_file():
         raise ValueError(
             f"{work}: contains {strangers[0]}, which this command did not create; remove it or choose another --out"
         )
-    mine = Unfinished(job.manifest.name, job.options.limit)
-    found = records.read_if_there(file, Unfinished)
-    if found is not None and found != mine:
-        values = {key: (getattr(found, key), value) for key, value in asdict(mine).items()}
-        changes = ", ".join(f"{key} is {old}, not {new}" for key, (old, new) in values.items() if old != new)
-        raise ValueError(
-            f"{work}: contains unfinished work on a different text ({changes}); remove it or choose another --out"
-        )
-    records.write(file, mine)
+    records.write(work / MARK, {"name": job.manifest.name, "limit": job.options.limit})
     os.replace(text_steps.run(job, work) / "data", job.options.out)
     shutil.rmtree(work, ignore_errors=True)
 
@@ -183,8 +167,6 @@ def _show_overlap(out: Path, record: CorpusRecord) -> None:
             ("target", overlap.target, target),
             ("pair", overlap.pair, pairs),
         ):
-            if not all(1 <= line <= len(text) for line in lines):
-                raise ValueError(f"{out}: damaged: corpus.json refers to a line of {split} that does not exist in ref/")
             for line in lines:
                 say(f"{split}:{line} {kind}: {text[line - 1]}")
 

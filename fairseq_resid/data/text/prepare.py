@@ -10,7 +10,7 @@ import argparse
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from ...cli.frame import command
 from . import custom, flags, sources
 from . import manifest as manifests
 from .fingerprints import Fingerprints
-from .forms import NORMALIZE
+from .forms import Normalize
 from .preparation import prepare_data
 from .text_steps import TextOptions
 
@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add = parser.add_argument
     add("name", choices=manifests.names(), help="the corpus")
-    add(
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument(
         "--raw",
         action="append",
         type=Path,
@@ -83,7 +84,7 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
         metavar="DIR",
         help="folder with texts or archives on disk; may be repeated",
     )
-    add("--mirror", metavar="URL", help="download every file from URL/NAME (file:// is allowed)")
+    place.add_argument("--mirror", metavar="URL", help="download every file from URL/NAME (file:// is allowed)")
     add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
     add(
         "--downloads",
@@ -100,7 +101,7 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
         f"publication ({', '.join(PUBLISHED)})",
     )
     add("--vocab-size", type=int, metavar="N", help="number of subwords of the joint BPE")
-    add("--normalize", choices=NORMALIZE, help="sides to apply Moses punctuation normalisation to")
+    add("--normalize", choices=get_args(Normalize), help="sides to apply Moses punctuation normalisation to")
     add(
         "--split-hyphens",
         action=argparse.BooleanOptionalAction,
@@ -114,12 +115,6 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     flags.check_positive(parser, args, "workers", "limit", "vocab_size", "max_pieces")
     if args.out is not None and not args.out.name:
         parser.error(f"--out {args.out}: must be a new folder")
-    if args.raw and args.mirror:
-        parser.error("--raw and --mirror: give only one of them")
-    for folder in args.raw:
-        if not folder.is_dir():
-            parser.error(f"--raw {folder}: no such folder")
-
     manifest = manifests.read(manifests.MANIFESTS / f"{args.name}.yaml")
     given = flags.settings(args)
     if args.profile == "published":

@@ -8,16 +8,11 @@ The kinds of models are named like the values of fairseq's --post-process:
 
 from __future__ import annotations
 
-import io
-import re
 from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from ...files import read_lines
-
 FILES = {"sentencepiece": "spm.model", "subword_nmt": "bpe.codes"}
-VERSION = re.compile(r"#version:\s+0\.[12](\.0+)*\s*")  # the first line of bpe.codes
 
 
 class Segmenter:
@@ -30,8 +25,6 @@ class Segmenter:
     def __init__(self, kind: str | None, model: Path) -> None:
         if kind not in FILES:
             raise ValueError(f"{model}: unknown kind of subwords {kind}: must be one of {', '.join(FILES)}")
-        if not model.is_file():
-            raise ValueError(f"{model}: no such subword model")
         self.kind = kind
         try:
             self._model: Any = _load_sentencepiece(model) if kind == "sentencepiece" else _load_subword_nmt(model)
@@ -71,17 +64,5 @@ def _load_sentencepiece(model: Path) -> Any:
 def _load_subword_nmt(model: Path) -> Any:
     from subword_nmt.apply_bpe import BPE
 
-    # subword-nmt itself would print an invalid line to stderr and exit. With an unknown version in the first line of
-    # the file, subword-nmt would not fail until the first word.
-    lines = read_lines(model)
-    while lines and not lines[-1]:
-        lines.pop()
-    has_version = bool(lines) and lines[0].startswith("#version:")
-    if has_version and not VERSION.fullmatch(lines[0]):
-        raise ValueError(f"{model}:1: {lines[0][:40]!r}: must be '#version: 0.1' or '#version: 0.2'")
-    if len(lines) == has_version:
-        raise ValueError(f"{model}: contains no merges; must have one merge of two subwords per line")
-    for number, line in enumerate(lines[has_version:], start=1 + has_version):
-        if len(line.strip("\r ").split(" ")) != 2:
-            raise ValueError(f"{model}:{number}: {line[:40]!r}: must be two subwords separated by a space")
-    return BPE(io.StringIO("".join(f"{line}\n" for line in lines)))
+    with model.open(encoding="utf-8", newline="\n") as codes:
+        return BPE(codes)  # prints an invalid line to stderr and exits

@@ -32,8 +32,6 @@ from ...files import replacing
 from ...foreign import say
 
 SHARD_LINES = 10_000
-# This is longer than any line that clean.decode accepts, even with a space after every character.
-LINE_BYTES = 1 << 18
 BLOCK = 1 << 20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -69,15 +67,9 @@ class Written:
 
 
 def lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines of a file, split only at LF and truncated to LINE_BYTES.
-
-    A byte-order mark at the beginning of the file is removed.
-    """
+    """Yield the lines of a file, split only at LF; a byte-order mark at the beginning of the file is removed."""
     first = file.tell() == 0
-    while line := file.readline(LINE_BYTES):
-        rest = line
-        while len(rest) >= LINE_BYTES and not rest.endswith(b"\n"):
-            rest = file.readline(LINE_BYTES)
+    for line in file:
         yield line.removeprefix(BYTE_ORDER_MARK) if first else line
         first = False
 

@@ -13,20 +13,18 @@ import contextlib
 import re
 import socket
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...foreign import further_lines, say, with_lines
 from .. import extract
-from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, address, fetch, problem, size_at, usable
+from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, fetch, problem, usable
 from .fingerprints import Fingerprints
 from .manifest import Part, TextManifest
 
-SNIFFED, SNIFFED_BYTES = 2000, 1 << 16  # lines, and bytes of each, that decide whether a text is tokenised
+SNIFFED = 2000  # lines that decide whether a text is tokenised
 
 
 @dataclass(frozen=True)
@@ -85,26 +83,16 @@ class TextSourceOptions:
     def sizes(self, manifest: TextManifest) -> dict[Path, int | None]:
         """Return the files that a run without --raw uses, with their sizes (None if unknown).
 
-        The size comes from the file if it has been downloaded, else from the mirror, else from the manifest.
+        The size comes from the file if it has been downloaded, else from the manifest.
         """
-        parts = [part for split in manifest.splits for part in manifest.parts[split]]
-        # The alternatives of each part, each a list of file names.
-        places = [list(zip(*part.places.values(), strict=True)) for part in parts]
-        files = [[[place.split("/")[0] for place in both] for both in alternatives] for alternatives in places]
-        names = list(dict.fromkeys(name for alternatives in files for both in alternatives for name in both))
-        here = {name: (self.downloads / name).stat().st_size for name in names if (self.downloads / name).is_file()}
-        sizes = dict(here)
-        if self.mirror:
-            missing = [name for name in names if name not in here]
-            with ThreadPoolExecutor(len(names)) as pool:  # in parallel, so that a silent host costs only one timeout
-                answers = pool.map(size_at, [address(name, self.mirror) for name in missing])
-            sizes |= {name: size for name, size in zip(missing, answers, strict=True) if size is not None}
         used: dict[Path, int | None] = {}
-        for alternatives in files:
-            # Choose as `find` does: downloaded files, else the first that the mirror has, else the first.
-            best = min(alternatives, key=lambda both: (not here.keys() >= {*both}, not sizes.keys() >= {*both}))
-            for file in map(manifest.file, best):
-                used[self.downloads / file.name] = sizes.get(file.name, file.bytes or file.about)
+        for part in (part for split in manifest.splits for part in manifest.parts[split]):
+            # Choose as `_part` does: downloaded files, else the first.
+            indices = range(len(part.places[manifest.source]))
+            index = next((index for index in indices if _is_there(self, part, index)), 0)
+            for file in (manifest.file(places[index]) for places in part.places.values()):
+                path = self.downloads / file.name
+                used[path] = path.stat().st_size if path.is_file() else file.bytes or file.about
         return used
 
 
@@ -291,7 +279,7 @@ def form_of(path: Path, name: str) -> str:
         return "xml"
     attached = detached = 0
     with path.open("rb") as file:
-        for line in islice(iter(partial(file.readline, SNIFFED_BYTES), b""), SNIFFED):
+        for line in islice(file, SNIFFED):
             attached += len(re.findall(rb"[^\W\d_][.,?!](?=\s|$)", line))
             detached += len(re.findall(rb"\s[.,?!](?=\s|$)", line))
     return "stanford" if detached > attached else "plain"

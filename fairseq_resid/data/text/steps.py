@@ -61,9 +61,6 @@ class Steps:
         for step in steps:
             key = hashlib.sha256(json.dumps([key, step.name, step.settings], sort_keys=True).encode()).hexdigest()[:16]
             self.folders[step.name] = work / f"{step.name}-{key}"
-        for path in work.iterdir():
-            if path.is_symlink():  # not ours; files would be written and deleted where the link leads
-                path.unlink()
         self.first = next(first for first in range(len(steps), -1, -1) if self._can_begin(first))
         known = {path for folder in self.folders.values() for path in (folder, partial_of(folder))}
         for path in work.iterdir():

@@ -31,7 +31,7 @@ SENTENCEPIECE: dict[str, Any] = {
     "character_coverage": 1.0,
     "num_threads": 1,  # the model must not depend on the machine
     "minloglevel": 1,
-    "max_sentence_length": shards.LINE_BYTES,  # by default, longer lines than 4,192 bytes are ignored
+    "max_sentence_length": 1 << 18,  # by default, longer lines than 4,192 bytes are ignored
 }
 # sentencepiece's names: NFKC with extra rules for machine translation, plain NFKC, no normalisation.
 NORMALIZERS = ("nmt_nfkc", "nfkc", "identity")

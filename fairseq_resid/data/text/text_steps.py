@@ -243,10 +243,7 @@ def _check_evaluation_text(path: Path) -> None:
             raise ValueError(
                 f"{path}: begins with a byte-order mark, which is not removed from validation and test text; remove it"
             )
-    lines = read_lines(path)
-    if not lines:
-        raise ValueError(f"{path}: empty")
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if len(line) > clean.MAX_CHARACTERS:
             raise ValueError(f"{path}:{number}: {tokenise.PROBLEMS['too_long']}")
 
