@@ -145,7 +145,7 @@ def test_damaged_folders_are_refused_before_training(data: Path, tmp_path: Path)
     with pytest.raises(UserError, match="nosuch: no such subset"):
         task_of(data).load_dataset("nosuch")
     shutil.copy(data / "valid.boxes", pets)
-    (pets / folder.DICTIONARY).write_text("cat 1\ncat 1\n".ljust((data / folder.DICTIONARY).stat().st_size))
-    with pytest.raises(UserError, match="Duplicate word"):
+    (pets / folder.DICTIONARY).write_text("cat 1\nword\n".ljust((data / folder.DICTIONARY).stat().st_size))
+    with pytest.raises(UserError, match=r"dict\.captions\.txt:2: 'word': expected 'WORD COUNT'"):
         task_of(pets)
     assert isinstance(task_of(data).read_split("test", True), CaptionDataset)

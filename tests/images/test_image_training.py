@@ -126,7 +126,7 @@ def test_mixing_text_and_images_is_refused(recipe: Path, runs: list[Path], tmp_p
     assert main(["attention", str(runs[0]), "--cpu"]) == 2
     assert "a model of images has no attention to a source sentence" in capsys.readouterr().err
     assert main(["analyze", str(runs[0]), "--subset", "nosuch", "--cpu"]) == 2
-    assert "nosuch.npy: no such file" in capsys.readouterr().err
+    assert "farm/nosuch.npy'\n" in capsys.readouterr().err
 
 
 def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp_path: Path, capsys: Capture) -> None:
