@@ -14,8 +14,8 @@ from pathlib import Path
 
 from .. import records
 from ..cli import frame
+from ..console import say
 from ..fairseq_patches.dictionaries import add_flag
-from ..foreign import say
 from ..runs.run import Run
 from . import plots
 from .results import Analysis, read_analysis

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cli import frame
+from ..console import say
 from ..fairseq_patches.dictionaries import add_flag
-from ..foreign import say
 from ..runs import settings
 from ..scoring import kinds
 from ..scoring.decoding import search_settings

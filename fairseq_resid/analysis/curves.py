@@ -18,7 +18,7 @@ from typing import Any
 
 from .. import records
 from ..cli import frame
-from ..foreign import say
+from ..console import say
 from ..runs.run import SESSION, Run, RunRecord, distinct_names, drop_later, log_record
 from ..runs.training_command import TrainingCommand
 from .style import COLOURS, figure, plain

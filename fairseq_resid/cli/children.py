@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from .. import files
-from ..foreign import say, with_lines
+from ..console import say, with_lines
 from .machine import PACKAGE
 from .quiet import is_verbose
 

@@ -20,8 +20,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..console import further_lines, say
 from ..files import FULL
-from ..foreign import further_lines, say
 from . import quiet
 
 Work = Callable[[argparse.ArgumentParser, Sequence[str] | None], int | None]

@@ -10,7 +10,7 @@ from types import TracebackType
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
-from ..foreign import say
+from ..console import say
 
 EVERY = 30.0  # seconds between lines in a log
 POLL = 1.0  # seconds between checks on another process

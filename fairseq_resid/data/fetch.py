@@ -24,8 +24,8 @@ from msgspec import Struct
 
 from .. import records
 from ..cli.progress import Progress
+from ..console import say, with_lines
 from ..files import locked, partial_of
-from ..foreign import say, with_lines
 from .unpacking import Damaged
 
 BLOCK = 1 << 20

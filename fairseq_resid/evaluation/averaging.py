@@ -30,9 +30,9 @@ import torch
 from .. import connections
 from ..cli import frame
 from ..cli.progress import Progress
+from ..console import say
 from ..fairseq_patches import check_finite, dictionaries, load_checkpoint
 from ..files import replacing, sha256, zip_damage
-from ..foreign import say
 from ..runs.run import Numbering, Run, saved_at
 from ..runs.trained_on import num_updates, setting
 

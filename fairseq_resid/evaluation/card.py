@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli import frame
-from ..foreign import code, markdown
+from ..console import code, markdown
 from ..runs.run import EVALUATE, Hardware, Results, Run, RunRecord, TrainingSummary
 from ..scoring.task import NLL
 

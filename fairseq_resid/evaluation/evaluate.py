@@ -17,10 +17,10 @@ from typing import Any
 
 from .. import records
 from ..cli import children, frame
+from ..console import say
 from ..export.engine import is_export
 from ..fairseq_patches.dictionaries import add_flag
 from ..files import write_text
-from ..foreign import say
 from ..runs import settings
 from ..runs.run import AverageNote, FileState, Results, Run, RunRecord
 from ..scoring.task import LAST, ScoringJob

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from ..console import say
 from ..fairseq_patches import BETTER_TRANSFORMER_COPIES, load_checkpoint
-from ..foreign import say
 from ..runs import recovery
 from ..runs.run import TRAIN, Run
 from ..runs.settings import Settings

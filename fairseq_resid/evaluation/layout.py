@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..foreign import markdown as as_markdown
-from ..foreign import printable
+from ..console import markdown as as_markdown
+from ..console import printable
 
 Rows = Sequence[Sequence[str]]
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from ..cli import frame
+from ..console import say, with_lines
 from ..data.text.bleu import TOKENIZERS
-from ..foreign import say, with_lines
 from ..runs.run import Results, Run, distinct_names
 from ..scoring import kinds
 from . import compare, layout

@@ -23,12 +23,12 @@ import msgspec
 
 from .. import records
 from ..cli import frame
+from ..console import code, say
 from ..data.text import folder as text_folder
 from ..data.text.folder import CORPUS, Corpus
 from ..fairseq_patches import load_checkpoint
 from ..fairseq_patches.dictionaries import add_flag
 from ..files import partial_of, replacing, sha256, write_text
-from ..foreign import code, say
 from ..runs import settings
 from ..runs.run import Run
 from ..runs.trained_on import find_data

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..cli.progress import Progress
+from ..console import say
 from ..data.text.folder import Corpus
-from ..foreign import say
 from .engine import Engine, Record, Search
 
 SUBSET = "valid"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..foreign import printable
+from ..console import printable
 
 
 class UserError(ValueError, SystemExit):

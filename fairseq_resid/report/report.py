@@ -24,10 +24,10 @@ from ..analysis import analyze, curves, plots
 from ..analysis.results import Analysis
 from ..analysis.results import read_analysis as read_analysis
 from ..cli import frame
+from ..console import say
 from ..evaluation import compare
 from ..evaluation import table as score_table
 from ..files import write_text
-from ..foreign import say
 from ..runs.run import Results, Run, RunRecord
 from ..runs.training_command import TrainingCommand
 from ..study import archive, kept, plan, results, tables

@@ -28,8 +28,8 @@ from typing import NoReturn
 
 from .. import records
 from ..cli import children, frame, machine
+from ..console import say
 from ..data import folders
-from ..foreign import say
 from . import devices, plan, recipe, recovery
 from . import settings as evaluation_settings
 from .display import Display, summary

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from .. import records
+from ..console import say
 from ..data.folders import FolderKind
-from ..foreign import say
 from ..runs.run import Results, Run, Scored
 from ..runs.settings import Settings
 

@@ -26,8 +26,8 @@ import yaml
 from .. import records
 from ..cli import frame, machine
 from ..cli.progress import clock
+from ..console import say
 from ..files import last_lines, locked, read_lines, write_text
-from ..foreign import say
 from ..runs import devices, launch
 from . import archive, kept, plan, work
 from .executors import Executor, LocalExecutor, StartedRun, SubmititExecutor, group_gpus

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from .. import records
+from ..console import markdown as escaped
 from ..evaluation import layout
 from ..files import sha256, write_text
-from ..foreign import markdown as escaped
 from ..runs.run import EXPLODED
 from ..scoring import kinds
 from . import archive, plots

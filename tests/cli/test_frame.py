@@ -17,8 +17,8 @@ import pytest
 
 from fairseq_resid import __main__ as console
 from fairseq_resid.cli import children, frame, quiet
+from fairseq_resid.console import further_lines, with_lines
 from fairseq_resid.fairseq_patches import UserError
-from fairseq_resid.foreign import further_lines, with_lines
 
 pytestmark = pytest.mark.once
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from fairseq_resid.console import further_lines
 from fairseq_resid.data import fetch as fetching
 from fairseq_resid.data.fetch import FetchError, RemoteFile, fetch
-from fairseq_resid.foreign import further_lines
 from support.web_server import CONTENT, MD5, SHA256, Server, get, known, only_whole
 
 pytestmark = pytest.mark.once

@@ -19,8 +19,8 @@ import numpy as np
 from ... import records
 from ...cli.frame import command
 from ...cli.progress import Progress
+from ...console import say
 from ...files import locked, sha256, working_folder, write_text
-from ...foreign import say
 from ..recorded import SPLITS
 from . import folder as caption_folder
 from .features import FeatureSource, open_features, state_of

@@ -25,8 +25,8 @@ from ... import records
 from ...cli.frame import command
 from ...cli.machine import cores, versions
 from ...cli.progress import Progress
+from ...console import say
 from ...files import locked, sha256, working_folder
-from ...foreign import say
 from ..recorded import SPLITS
 from . import folder as image_folder
 from . import manifest as manifests

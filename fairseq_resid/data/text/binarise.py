@@ -13,8 +13,8 @@ from ... import records
 from ...cli import children
 from ...cli.machine import versions
 from ...cli.progress import POLL, Progress
+from ...console import with_lines
 from ...files import last_lines, sha256
-from ...foreign import with_lines
 from . import folder as data_folder
 from .folder import CorpusRecord
 from .manifest import number_of_test

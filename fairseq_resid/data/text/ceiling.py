@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Set
 from pathlib import Path
 
+from ...console import say
 from ...files import read_lines
-from ...foreign import say
 from .bleu import metric, perfect
 from .folder import LostLine, RoundTrip
 from .forms import TextForm

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...cli.progress import amount
+from ...console import say
 from ...files import partial_of
-from ...foreign import say
 from ..extract import is_archive
 from . import sources
 from .manifest import TextManifest

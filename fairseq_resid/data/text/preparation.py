@@ -24,8 +24,8 @@ from typing import Any
 from msgspec.structs import fields, replace
 
 from ... import records
+from ...console import say
 from ...files import locked, read_lines, working_folder
-from ...foreign import say
 from . import disk, sources, text_steps
 from . import folder as data_folder
 from .folder import CorpusRecord

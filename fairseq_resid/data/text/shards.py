@@ -28,8 +28,8 @@ import numpy as np
 from ... import records
 from ...cli.progress import Progress
 from ...cli.workers import ordered
+from ...console import say
 from ...files import replacing
-from ...foreign import say
 
 SHARD_LINES = 10_000
 BLOCK = 1 << 20

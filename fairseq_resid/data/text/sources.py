@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ...foreign import further_lines, say, with_lines
+from ...console import further_lines, say, with_lines
 from .. import extract
 from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, fetch, problem, usable
 from .fingerprints import Fingerprints

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ... import records
+from ...console import say
 from ...files import partial_of
-from ...foreign import say
 
 T = TypeVar("T")
 # This is part of every key. Increase it when a step produces a different result from the same input.

@@ -17,7 +17,7 @@ from typing import Any
 from ...cli import quiet
 from ...cli.progress import POLL, Progress
 from ...cli.workers import context, start_worker
-from ...foreign import say
+from ...console import say
 from . import clean, shards
 from .folder import PairCounts
 from .forms import plain_words

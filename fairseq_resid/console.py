@@ -1,4 +1,4 @@
-"""Escape text from outside the project for display: folder names, JSON values, lines of a corpus or a log.
+"""Print text, and escape what comes from files and folders: names, JSON values, lines of a corpus or a log.
 
 printable    on a terminal, in a log, in a plot: on one line, control characters escaped
 say          print such text, escaped; each argument is one line
@@ -41,14 +41,14 @@ def printable(text: object) -> str:
 
 
 def say(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines that may contain foreign names or words, escaped by `printable`, and flush; file: stdout if None."""
+    """Print lines that may contain the names of folders or words of a corpus, escaped by `printable`, and flush; file: stdout if None."""
     print(*map(printable, lines), sep="\n", file=file, flush=True)
 
 
 def with_lines(error: Error, lines: Iterable[str]) -> Error:
     """Return an error with additional lines, which are printed below its message.
 
-    A line break in the message itself is escaped, because it would come from a foreign name. The lines are stored as
+    A line break in the message itself is escaped, because it would come from the name of a file. The lines are stored as
     the notes of PEP 678; Python 3.10 has no method for them.
     """
     error.__notes__ = [*further_lines(error), *lines]  # type: ignore[attr-defined]

@@ -11,8 +11,8 @@ import pytest
 
 from fairseq_resid.cli import frame
 from fairseq_resid.cli.progress import Progress
+from fairseq_resid.console import code, markdown, printable
 from fairseq_resid.evaluation import card, table
-from fairseq_resid.foreign import code, markdown, printable
 from support.scored_runs import data_folder, evaluated
 
 pytestmark = pytest.mark.once
