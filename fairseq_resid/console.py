@@ -41,15 +41,15 @@ def printable(text: object) -> str:
 
 
 def say(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines that may contain the names of folders or words of a corpus, escaped by `printable`, and flush; file: stdout if None."""
+    """Print lines that may contain names of files or words of a corpus, escaped; file: stdout if None."""
     print(*map(printable, lines), sep="\n", file=file, flush=True)
 
 
 def with_lines(error: Error, lines: Iterable[str]) -> Error:
     """Return an error with additional lines, which are printed below its message.
 
-    A line break in the message itself is escaped, because it would come from the name of a file. The lines are stored as
-    the notes of PEP 678; Python 3.10 has no method for them.
+    A line break in the message itself is escaped, because it would come from the name of a file. The lines are stored
+    as the notes of PEP 678; Python 3.10 has no method for them.
     """
     error.__notes__ = [*further_lines(error), *lines]  # type: ignore[attr-defined]
     return error
