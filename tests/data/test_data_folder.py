@@ -55,7 +55,7 @@ def test_damaged_data_folder_is_not_called_complete(
     assert main("data", "--raw", host, "--show") == 2
     assert "has no record of repeated sentences" in capsys.readouterr().err
     for flags, said in (
-        (["--max-ratio", "3"], "max_ratio is 1.5, not 3.0"),
+        (["--max-pieces", "3"], "max_pieces is 250, not 3"),
         (["--profile", "tensor2tensor"], "form is moses, not plain"),
     ):
         assert main("data", "--raw", host, *flags) == 2

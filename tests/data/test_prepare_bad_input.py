@@ -14,7 +14,7 @@ from fairseq_resid import records
 from fairseq_resid.data import fetch
 from fairseq_resid.data.text import prepare
 from support import mirror
-from support.preparing import content, main, record_of
+from support.preparing import content, fail, main, record_of
 
 pytestmark = pytest.mark.once
 
@@ -159,6 +159,21 @@ def test_output_that_is_not_a_folder_is_refused(
     error = capsys.readouterr().err
     assert error.endswith(f": error: --out {out}: already exists and is a file; remove it or choose another name\n")
     assert [path.name for path in tmp_path.iterdir()] == ["data"]
+
+
+def test_unfinished_work_on_another_text_is_kept(
+    hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fairseq_resid.data.text.binarise.preprocess", fail)
+    out = tmp_path / "data"
+    assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 1
+    before = content(tmp_path / "data.partial")
+    capsys.readouterr()
+    assert main("wmt14-en-de", out, "--raw", hosts["de"], "--limit", 5) == 2
+    assert "contains unfinished work on {'name': 'wmt14-en-de', 'limit': None}, not" in capsys.readouterr().err
+    assert content(tmp_path / "data.partial") == before
+    assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 1  # the original command resumes
+    assert capsys.readouterr().out.count("already done") == 4
 
 
 def test_unrelated_working_folder_is_not_touched(

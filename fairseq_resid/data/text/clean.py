@@ -8,7 +8,7 @@
     all pairs            repeated               the pair occurred before (--deduplicate)
                          in_evaluation          the pair is a validation or test pair (--deduplicate)
     subwords             length                 a side has fewer than 1 or more than 250 subwords (--max-pieces)
-                         ratio                  one side has more than 1.5 times as many as the other (--max-ratio)
+                         ratio                  one side has more than 1.5 times as many as the other
 
 Lengths and ratios are based on numbers of subwords, as in fairseq's preparation scripts, which use Moses'
 clean-corpus-n.perl. A ratio of words would drop 28% of 76,473 EN-VI pairs (docs/data.md), because Vietnamese puts a

@@ -12,7 +12,7 @@ from ...cli.machine import cores
 from . import subwords
 from .bleu import TOKENIZERS
 from .manifest import TextManifest
-from .preparation import LIMITS, SETTINGS
+from .preparation import SETTINGS
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -30,13 +30,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help=f"with --clean: drop pairs with more than N subwords on a side (default: {default['max_pieces']})",
-    )
-    add(
-        "--max-ratio",
-        type=float,
-        metavar="X",
-        help="with --clean: drop pairs with more than X times as many subwords on one side as on the other "
-        f"(default: {default['max_ratio']})",
     )
     add(
         "--deduplicate",
@@ -67,10 +60,9 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_limits(manifest: TextManifest, given: Mapping[str, Any]) -> None:
-    """Raise ValueError for cleaning limits without --clean."""
-    for name in LIMITS:
-        if name in given and not manifest.clean:
-            raise ValueError(f"--{name.replace('_', '-')} {given[name]}: only has an effect with --clean")
+    """Raise ValueError for --max-pieces without --clean."""
+    if "max_pieces" in given and not manifest.clean:
+        raise ValueError(f"--max-pieces {given['max_pieces']}: only has an effect with --clean")
 
 
 def check_positive(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> None:

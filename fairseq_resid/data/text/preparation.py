@@ -111,14 +111,17 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
 def _make(job: Job, work: Path) -> None:
     """Run the unfinished steps in the working folder, then rename the result.
 
-    Raises: ValueError if the working folder contains files that are not ours.
+    Raises: ValueError if the working folder contains files that are not ours, or unfinished work on another text.
     """
     strangers = [path.name for path in work.iterdir() if path.name != ".lock"]
     if strangers and not (work / MARK).is_file():
         raise ValueError(
             f"{work}: contains {strangers[0]}, which this command did not create; remove it or choose another --out"
         )
-    records.write(work / MARK, {"name": job.manifest.name, "limit": job.options.limit})
+    mine = {"name": job.manifest.name, "limit": job.options.limit}
+    if (known := records.remembered(work / MARK, dict)) not in (None, mine):
+        raise ValueError(f"{work}: contains unfinished work on {known}, not {mine}; remove it or choose another --out")
+    records.write(work / MARK, mine)
     os.replace(text_steps.run(job, work) / "data", job.options.out)
     shutil.rmtree(work, ignore_errors=True)
 

@@ -103,11 +103,6 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     add("--vocab-size", type=int, metavar="N", help="number of subwords of the joint BPE")
     add("--normalize", choices=get_args(Normalize), help="sides to apply Moses punctuation normalisation to")
     add(
-        "--split-hyphens",
-        action=argparse.BooleanOptionalAction,
-        help="whether to split words at hyphens, as Moses' tokenizer does with -a",
-    )
-    add(
         "--allow-other-data", action="store_true", help="accept checksums and line counts that differ from the manifest"
     )
     flags.add(parser)
@@ -123,10 +118,8 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     if profile and manifest.form == "escaped":
         profile = {**profile, "form": "escaped", "plain_form": profile["form"]}
     manifest = replace(manifest, **{**profile, **given})
-    tokenising = {"normalize": manifest.normalize != "none", "split_hyphens": manifest.split_hyphens}
-    if wrong := [name for name, on in tokenising.items() if on and manifest.form == "plain"]:
-        flag = f"--{wrong[0].replace('_', '-')} {given.get(wrong[0], '')}".removesuffix(" True")
-        raise ValueError(f"{flag}: has no effect, because this command does not tokenise {args.name}")
+    if manifest.normalize != "none" and manifest.form == "plain":
+        raise ValueError(f"--normalize {manifest.normalize}: has no effect, because {args.name} is not tokenised here")
     flags.check_limits(manifest, given)
     source = sources.TextSourceOptions(
         tuple(args.raw),

@@ -293,8 +293,8 @@ def forms(job: Job, extracted: Extracted) -> dict[str, TextForm]:
         form = manifest.plain_form
     if form == "escaped" and (normalize != "none" or split_hyphens):
         raise ValueError(
-            f"{manifest.name}: Stanford's release is already tokenised; --profile fairseq, --normalize and "
-            "--split-hyphens need plain text"
+            f"{manifest.name}: Stanford's release is already tokenised; --profile fairseq and --normalize need plain "
+            "text"
         )
     return TextForm.of_sides(*manifest.languages, form, normalize, split_hyphens)
 
