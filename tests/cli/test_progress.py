@@ -11,7 +11,7 @@ import pytest
 
 from fairseq_resid.cli import children, progress
 from fairseq_resid.cli.progress import Progress
-from fairseq_resid.data.text import binarise, custom, shards, subwords
+from fairseq_resid.data.text import binarise, custom, parallel, subwords
 from fairseq_resid.files import sha256
 from support import mirror
 from support.clock import Clock
@@ -104,7 +104,7 @@ def test_counting_lines_shows_progress(
     monkeypatch.setattr(progress, "EVERY", 0.0)
     (tmp_path / "text").write_bytes(b"a\nb\nlast")
     with Progress("count lines", 8, "B") as shown:
-        assert shards.measure(tmp_path / "text", shown) == shards.Measured(3, sha256(tmp_path / "text"), [0])
+        assert parallel.measure(tmp_path / "text", shown) == parallel.Measured(3, sha256(tmp_path / "text"), [0])
     assert "count lines: 8 B of 8 B, " in capsys.readouterr().out
 
 

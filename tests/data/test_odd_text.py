@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fairseq_resid.tasks.text import decoding, scoring
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_resid.data.text import custom, forms, shards, tokenise
+from fairseq_resid.data.text import custom, forms, parallel, tokenise
 from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.evaluation import translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.files import read_lines, read_pairs
-from fairseq_resid.tasks.text import decoding, scoring
 
 BLANK = ["", " ", "\t", "\u200b", "\u00a0\u3000", "\ufeff", "▁"]
 ODD = [
@@ -116,7 +116,7 @@ def test_unusable_line_is_reported(wrong: bytes, side: int, tmp_path: Path) -> N
     if len(wrong) < 9000:
         with pytest.raises(ValueError, match=f"^{named}(not UTF-8|contains a NUL byte)"):
             read_pairs(*both)
-    assert shards.measure(both[side]).lines == len(LINES)
+    assert parallel.measure(both[side]).lines == len(LINES)
 
 
 def read_back(data: Path, split: str, language: str) -> list[list[str]]:

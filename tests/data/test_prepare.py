@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_resid.data.text import manifest as manifests
-from fairseq_resid.data.text import prepare, shards, sources
+from fairseq_resid.data.text import parallel, prepare, sources
 from fairseq_resid.data.text.forms import TextForm, escape, unescape
 from fairseq_resid.data.text.manifest import SPLITS
 from fairseq_resid.files import read_lines
@@ -65,7 +65,7 @@ def test_training_text_contains_all_parts_in_order(en_de: Path) -> None:
 def test_result_does_not_depend_on_source_path_or_workers(
     hosts: dict[str, Path], en_de: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shards, "SHARD_LINES", 50)
+    monkeypatch.setattr(parallel, "SHARD_LINES", 50)
     assert main("wmt14-en-de", tmp_path / "other" / "name", "--raw", hosts["de"], "--workers", 3) == 0
     assert content(tmp_path / "other" / "name") == content(en_de)
     # Some archives are unpacked by hand, so the same texts come from different files.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -62,36 +61,16 @@ def test_run_after_kill_in_any_step_gives_same_bytes(
 
 
 @pytest.mark.both
-def test_finished_shards_survive_a_kill(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
-    """After repeated kills with two workers, the result equals that of one worker and one shard."""
+def test_run_after_kills_between_shards_gives_same_bytes(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
+    """After repeated kills with two workers and small shards, the result equals that of one worker and one shard."""
     out = tmp_path / "data"
-    for stop, text, least in (
-        ("tokenise train/3", "", 0),
-        ("tokenise train/4", "tokenise train", 60),
-        ("join train/2", "tokenise train", 140),
-        ("join train/17", "tokenise train", 300),  # the second side
-        ("tokenise test/1", "tokenise train", 300),
-        ("encode train/2", "tokenise test", 20),
-        ("encode train/6", "encode train", 40),
-        ("encode valid/1", "encode train", 160),
-    ):
-        output = killed(stop, hosts, out)
-        kept = re.findall(r"  (\w+ \w+): resuming after (\d+) pairs\n", output)
-        assert [name for name, _ in kept] == ([text] if text else [])
-        assert not kept or int(kept[0][1]) >= least
+    for stop in ("tokenise train/3", "tokenise test/1", "encode train/2"):
+        killed(stop, hosts, out)
     with stopping("never", hosts, out) as process:
         assert process.stdout is not None
-        assert b"encode valid: resuming after 20 pairs" in process.stdout.read()
+        assert process.stdout.read().count(b"already done") == 3
     assert process.returncode == 0
     assert content(out) == content(en_de)
-
-
-@pytest.mark.both
-def test_different_shard_size_restarts_the_step(hosts: dict[str, Path], en_de: Path, tmp_path: Path) -> None:
-    killed("tokenise train/5", hosts, tmp_path / "data")
-    done = subprocess.run(command(hosts, tmp_path / "data"), cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0 and "resuming after" not in done.stdout
-    assert content(tmp_path / "data") == content(en_de)
 
 
 @pytest.mark.both

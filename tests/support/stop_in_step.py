@@ -1,8 +1,7 @@
 """Run a data preparation that stops in the middle of a step and waits. Tests kill it there.
 
-PREPARE_TEST_STOP names the step. "tokenise train/7" stops after 7 shards of 20 pairs of the training text,
-"join train/7" after joining 7 of them, and "never" uses shards of 20 pairs without stopping. The program prints STOPPED
-when it has stopped, with half of the work on disk.
+PREPARE_TEST_STOP names the step. "tokenise train/7" stops after 7 shards of 20 pairs of the training text, and "never"
+uses shards of 20 pairs without stopping. The program prints STOPPED when it has stopped, with half of the work on disk.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fairseq_resid.data import extract, fetch
-from fairseq_resid.data.text import prepare, shards, subwords, tokenise
+from fairseq_resid.data.text import parallel, prepare, subwords, tokenise
 from fairseq_resid.data.text.steps import Steps
 
 
@@ -50,33 +49,16 @@ def stop_between_texts() -> None:
 
 def stop_after_shards(what: str, count: int) -> None:
     """Stop the work on a text after `count` shards."""
-    advance, done = shards.Progress.advance, []
+    advance, done = parallel.Progress.advance, []
 
-    def advance_or_stop(self: shards.Progress, pairs: int) -> None:
+    def advance_or_stop(self: parallel.Progress, pairs: int) -> None:
         advance(self, pairs)
         if self.what == what:
             done.append(pairs)
             if len(done) == count:
                 stop()
 
-    shards.Progress.advance = advance_or_stop  # type: ignore[method-assign]
-
-
-def stop_while_joining(name: str, count: int) -> None:
-    """Stop joining after `count` shards and half of the next shard."""
-    done = []
-
-    def copy_or_stop(source: Any, target: Any, length: int) -> None:
-        content = source.read()
-        if Path(target.name).stem == name:
-            done.append(content)
-        if len(done) > count:
-            target.write(content[: len(content) // 2])
-            target.flush()
-            stop()
-        target.write(content)
-
-    shards.shutil.copyfileobj = copy_or_stop  # type: ignore[attr-defined]
+    parallel.Progress.advance = advance_or_stop  # type: ignore[method-assign]
 
 
 def wait(*_: Any) -> Any:
@@ -100,12 +82,10 @@ def main() -> None:
     elif where == "extract":
         stop_between_texts()
     elif "/" in where or where in ("never", "worker"):
-        shards.SHARD_LINES = 20
+        parallel.SHARD_LINES = 20
         what, _, count = where.partition("/")
         if where == "worker":
             tokenise.Tokenise.__call__ = wait  # type: ignore[method-assign]
-        elif what.startswith("join "):
-            stop_while_joining(what.removeprefix("join "), int(count))
         elif count:
             stop_after_shards(what, int(count))
     elif where == "learner":

@@ -1,4 +1,4 @@
-"""Resumable steps. Each can be killed at any point, and runs once in a folder whose name depends on all of its input.
+"""Steps that run once, each in a folder whose name depends on all of its input. A killed step starts again.
 
 WORK/NAME-KEY/ is a finished step with its result in record.json. WORK/NAME-KEY.partial/ is an unfinished one, renamed
 when it is complete. KEY is a hash of the settings of the step and of all steps before it, so a step never reads a
@@ -84,7 +84,7 @@ class Steps:
         return True
 
     def run(self, name: str, kind: type[T], make: Callable[[Path], T]) -> FinishedStep[T]:
-        """Run the next step unless it is finished. `make(folder)` may find files from an interrupted run in the folder.
+        """Run the next step unless it is finished.
 
         kind: the type of the step's result
         Raises: the errors of `make`; the step then counts as unfinished.
@@ -95,15 +95,12 @@ class Steps:
             say(f"{title}: already done")
             return FinishedStep(records.read(folder / RECORD, StepRecord[kind]).result, folder)  # type: ignore[valid-type]
         began, partial = time.monotonic(), partial_of(folder)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.mkdir(exist_ok=True)
+        for left in (folder, partial):  # of other or unfinished work
+            shutil.rmtree(left, ignore_errors=True)
+        partial.mkdir()
         result = make(partial)
         sizes = {
-            str(file.relative_to(partial)): file.stat().st_size
-            for file in sorted(partial.rglob("*"))
-            # A run that was killed before it renamed the folder leaves a record behind.
-            if file.is_file() and not file.name.startswith(RECORD)
+            str(file.relative_to(partial)): file.stat().st_size for file in sorted(partial.rglob("*")) if file.is_file()
         }
         records.write(partial / RECORD, StepRecord(result, sizes))
         os.replace(partial, folder)

@@ -18,7 +18,7 @@ from ...cli import quiet
 from ...cli.progress import POLL, Progress
 from ...cli.workers import context, start_worker
 from ...console import say
-from . import clean, shards
+from . import clean, parallel
 from .folder import PairCounts
 from .forms import plain_words
 from .segmentation import Segmenter
@@ -235,7 +235,7 @@ class Encode:
     model: Path
     limits: clean.Limits | None
 
-    def __call__(self, shard: shards.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    def __call__(self, shard: parallel.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
         segmenter, pairs = _segmenter(self.kind, self.model), shard.pairs()
         while some := list(islice(pairs, TOGETHER)):
             sides = [
@@ -262,7 +262,7 @@ def encode(
 
     Returns: the numbers of pairs kept and dropped, and the number of subwords written for each side.
     """
-    counts = shards.transform(what, [files], outputs, Encode(kind, model, limits), workers)
+    counts = parallel.transform(what, [files], outputs, Encode(kind, model, limits), workers)
     reasons = clean.SUBWORD_REASONS if limits else ()
     pairs = PairCounts(
         counts["in"], counts["out"], {reason: counts[reason] for reason in reasons}, counts["half_empty"]

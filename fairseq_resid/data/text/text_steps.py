@@ -16,14 +16,14 @@ from typing import Any
 
 from ...cli.progress import Progress
 from ...files import read_lines
-from . import binarise, ceiling, clean, repeats, shards, sources, subwords, tokenise
+from . import binarise, ceiling, clean, parallel, repeats, sources, subwords, tokenise
 from . import folder as data_folder
 from .bleu import default_tokenizer, metric
 from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
 from .forms import TOKENISED, TextForm
 from .manifest import TextManifest
+from .parallel import Sides
 from .segmentation import FILES, Segmenter
-from .shards import Sides
 from .steps import FinishedStep, Step, Steps
 
 ACCEPTS = "use --allow-other-data to accept this"
@@ -220,7 +220,7 @@ def extract(job: Job, folder: Path) -> Extracted:
     with Progress("count lines", sum(path.stat().st_size for path in paths.values()), "B") as progress:
         for text in job.texts:
             path = paths[text.label]
-            measured = shards.measure(path, progress)
+            measured = parallel.measure(path, progress)
             form = sources.form_of(path, text.name) if job.manifest.form == "escaped" else None
             # Store only the name, because the folder is renamed when the step is done.
             name = path.name if path.parent == folder else None
@@ -228,7 +228,7 @@ def extract(job: Job, folder: Path) -> Extracted:
     pairs: dict[str, dict[str, int]] = {split: {} for split in job.manifest.splits}
     for source, target in zip(job.texts[::2], job.texts[1::2], strict=True):
         left, right = found[source.label].lines, found[target.label].lines
-        shards.check_equal((paths[source.label], paths[target.label]), left, right)
+        parallel.check_equal((paths[source.label], paths[target.label]), left, right)
         pairs[source.split][source.part.name] = left
     for text in job.texts:
         if text.split != "train":
@@ -239,7 +239,7 @@ def extract(job: Job, folder: Path) -> Extracted:
 def _check_evaluation_text(path: Path) -> None:
     """Raise ValueError naming the file if a validation or test text, which is never changed, is unusable."""
     with path.open("rb") as file:
-        if file.read(3) == shards.BYTE_ORDER_MARK:
+        if file.read(3) == parallel.BYTE_ORDER_MARK:
             raise ValueError(
                 f"{path}: begins with a byte-order mark, which is not removed from validation and test text; remove it"
             )
@@ -253,7 +253,7 @@ def tokenise_text(job: Job, extracted: FinishedStep[Extracted], folder: Path) ->
     by_language = forms(job, extracted.result)
     source, target = (by_language[language] for language in job.manifest.languages)
     counts = {}
-    (folder / "ref").mkdir(exist_ok=True)
+    (folder / "ref").mkdir()
     for split in job.manifest.splits:
         raw, is_train = _raw(job, extracted, split), split == "train"
         counts[split] = tokenise.tokenise(
@@ -342,7 +342,7 @@ def encode(
             known = subwords.used(job.sides(folder, split), counts[split].kept)
             subwords.restrict(kind, model, known, folder / model.name)
             model = folder / model.name
-    shutil.copytree(tokenised.folder / "ref", folder / "ref", dirs_exist_ok=True)
+    shutil.copytree(tokenised.folder / "ref", folder / "ref")
     train, trips, evaluation = job.sides(folder, "train"), {}, {}
     normalise = subwords.normaliser(kind, job.manifest.spm_normalizer)
     for split in job.manifest.evaluated:
@@ -368,7 +368,6 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
     Raises: ValueError if even a perfect model would score badly, or if the counts are not the published ones.
     """
     manifest, data = job.manifest, folder / "data"
-    shutil.rmtree(data, ignore_errors=True)  # from a run that was killed
     cut = [label for label, source in record.texts.items() if source.lines == job.options.limit]
     is_cut = any(label.startswith("train ") for label in cut)
     ceiling.judge(manifest.name, record.round_trip, manifest.spm_normalizer, is_cut, job.options.allow_low_ceiling)

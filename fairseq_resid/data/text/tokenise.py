@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import clean, shards
+from . import clean, parallel
 from .folder import PairCounts
 from .forms import TextForm
 
@@ -28,7 +28,7 @@ class Tokenise:
     forms: tuple[TextForm, TextForm]
     cleaned: bool
 
-    def __call__(self, shard: shards.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
+    def __call__(self, shard: parallel.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
         for number, raw in enumerate(shard.pairs(), start=shard.first):
             counts["in"] += 1
             decoded = [clean.decode(line) for line in raw]
@@ -60,6 +60,6 @@ def tokenise(
 
     Raises: ValueError naming the file and line of unusable text, if cleaning is off.
     """
-    counts = shards.transform(what, texts, outputs, Tokenise(forms, cleaned), workers)
+    counts = parallel.transform(what, texts, outputs, Tokenise(forms, cleaned), workers)
     reasons = clean.RAW_REASONS if cleaned else ()
     return PairCounts(counts["in"], counts["out"], {reason: counts[reason] for reason in reasons})
