@@ -171,7 +171,7 @@ def preprocess_in_this_process() -> Iterator[None]:
     Preparations that tests start as commands still run it in a separate process, as they do for users.
     """
     from fairseq_resid.cli import children
-    from fairseq_resid.data.text import binarise
+    from fairseq_resid.data.text import fairseq_preprocess
 
     def run(words: list[str], *_: Any, **__: Any) -> int:
         from fairseq import options
@@ -184,7 +184,7 @@ def preprocess_in_this_process() -> Iterator[None]:
 
     here = types.SimpleNamespace(program=children.program, show=children.show, run=run)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(binarise, "children", here)
+        patch.setattr(fairseq_preprocess, "children", here)
         yield
 
 

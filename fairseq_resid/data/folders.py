@@ -13,7 +13,7 @@ from .captions import folder as captions
 from .images import folder as images
 from .recorded import FolderRecord
 from .text import folder as text
-from .text.binarised import check_dictionaries
+from .text.folder import check_dictionaries
 
 
 class FolderKind(ABC):

@@ -10,8 +10,7 @@ from pathlib import Path
 from .. import records
 from ..cli.progress import Progress
 from ..data.text import folder as text_folder
-from ..data.text.binarised import check_dictionaries
-from ..data.text.folder import Corpus
+from ..data.text.folder import Corpus, check_dictionaries
 from ..export import translator
 from ..export.engine import WRITER, Record, Search, check_lengths, load, read
 from ..files import sha256

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..data.text.binarised import check_dictionaries
+from ..data.text.folder import check_dictionaries
 from ..fairseq_patches import naming
 from ..runs.run import Run
 from ..runs.trained_on import direction_of, is_trained_on, num_updates

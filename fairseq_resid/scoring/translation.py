@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 from .. import records
 from ..cli import children
 from ..data import folders
-from ..data.text import binarised
 from ..data.text import folder as text_folder
-from ..data.text.binarised import check_texts, require_subset
 from ..data.text.bleu import perfect
-from ..data.text.folder import Corpus
+from ..data.text.folder import Corpus, check_texts, require_subset
 from ..files import read_lines, read_rows, write_text
 from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored, renewed_states
 from ..runs.trained_on import check_same_dictionaries, direction_of, find_data, setting
@@ -282,7 +280,7 @@ class Translation(Task[Corpus]):
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> Corpus:
         corpus = Corpus.read(path, direction_of(state, run.last, path))
         text_folder.check(corpus.path)
-        binarised.check_dictionaries(corpus.path)
+        text_folder.check_dictionaries(corpus.path)
         check_same_dictionaries(run.last, state, corpus.path)
         reference = corpus.reference(subset)
         if subset in corpus.skipped:

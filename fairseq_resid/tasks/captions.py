@@ -13,7 +13,7 @@ from fairseq.tasks import LegacyFairseqTask, register_task
 from .. import models  # noqa: F401  (patches fairseq)
 from ..data.captions import folder as captions
 from ..data.captions.folder import CaptionData
-from ..data.text.binarised import check_dictionaries
+from ..data.text.folder import check_dictionaries
 from ..fairseq_patches import UserError
 
 SELF_CRITICAL = "self_critical"  # a criterion that needs all captions of an image

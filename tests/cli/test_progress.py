@@ -11,7 +11,7 @@ import pytest
 
 from fairseq_resid.cli import children, progress
 from fairseq_resid.cli.progress import Progress
-from fairseq_resid.data.text import binarise, custom, parallel, subwords
+from fairseq_resid.data.text import custom, fairseq_preprocess, parallel, subwords
 from fairseq_resid.files import sha256
 from support import mirror
 from support.clock import Clock
@@ -70,9 +70,10 @@ def test_long_steps_in_other_programs_show_progress(
 ) -> None:
     """The interval between lines is set to zero."""
     monkeypatch.setattr(progress, "EVERY", 0.0)
-    for module in (subwords, binarise):
+    for module in (subwords, fairseq_preprocess):
         monkeypatch.setattr(module, "POLL", 0.002)
-    monkeypatch.setattr(binarise, "children", children)  # in a child process; other tests run it in this process
+    # In a child process; other tests run it in this process.
+    monkeypatch.setattr(fairseq_preprocess, "children", children)
     build(tmp_path, 8000)
     told = capsys.readouterr().out
     assert re.search(r"\n  read: 16,000 of 16,000 sentences, [\d,]+ sentences/s, 0:00:00 left\n", told)

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fairseq_resid.data.text.binarised import check_dictionaries, check_texts, require_subset
-from fairseq_resid.data.text.folder import check
+from fairseq_resid.data.text.folder import check, check_dictionaries, check_texts, require_subset
 
 NAME = "test.en-xx.xx"
 

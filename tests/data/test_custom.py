@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.data.text import binarise, custom
+from fairseq_resid.data.text import custom, fairseq_preprocess
 
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = {"train": 301, "valid": 43, "test": 203}
@@ -284,7 +284,7 @@ def test_failing_preprocess_is_reported_and_leaves_no_data_folder(
         output.flush()
         return 3
 
-    monkeypatch.setattr(binarise.children, "run", fail)
+    monkeypatch.setattr(fairseq_preprocess.children, "run", fail)
     assert custom.main(flags(raw_text, tmp_path / "data")) == 1
     error = capsys.readouterr().err
     assert "exit code 3" in error and "no space left" in error

@@ -164,7 +164,7 @@ def test_output_that_is_not_a_folder_is_refused(
 def test_unfinished_work_on_another_text_is_kept(
     hosts: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fairseq_resid.data.text.binarise.preprocess", fail)
+    monkeypatch.setattr("fairseq_resid.data.text.fairseq_preprocess.preprocess", fail)
     out = tmp_path / "data"
     assert main("wmt14-en-de", out, "--raw", hosts["de"]) == 1
     before = content(tmp_path / "data.partial")

@@ -11,7 +11,7 @@ from typing import IO, Any
 import pytest
 
 from fairseq_resid.cli import frame
-from fairseq_resid.data.text import binarise, disk, sources
+from fairseq_resid.data.text import disk, fairseq_preprocess, sources
 from fairseq_resid.data.text import manifest as manifests
 from support.preparing import ROOT, command, content, main
 
@@ -76,13 +76,13 @@ def test_full_disk_in_fairseq_preprocess_is_reported(
         errors.write(log)
         return 1
 
-    monkeypatch.setattr(binarise.children, "run", failing)
+    monkeypatch.setattr(fairseq_preprocess.children, "run", failing)
     if not has_room:
         (tmp_path / "data.room").symlink_to("/dev/full")
 
     @frame.command("prepare", "")
     def preprocess(parser: Any, argv: Any) -> None:
-        binarise.preprocess(tmp_path, tmp_path / "data", "a", "b", ("train", "valid", "test"), 1, 9)
+        fairseq_preprocess.preprocess(tmp_path, tmp_path / "data", "a", "b", ("train", "valid", "test"), 1, 9)
 
     assert preprocess([]) == code
     assert said in capsys.readouterr().err

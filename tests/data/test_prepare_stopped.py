@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from fairseq_resid import records
-from fairseq_resid.data.text.steps import Step, StepRecord, Steps
-from fairseq_resid.data.text.text_steps import Kept
+from fairseq_resid.data.text.pipeline import Kept
+from fairseq_resid.data.text.resumable import Step, StepRecord, Steps
 from support.preparing import ROOT, command, content, fail, main
 
 pytestmark = pytest.mark.once
@@ -146,7 +146,7 @@ def test_step_killed_before_rename_is_run_again(tmp_path: Path, monkeypatch: pyt
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("fairseq_resid.data.text.steps.os.replace", rename)
+        patch.setattr("fairseq_resid.data.text.resumable.os.replace", rename)
         Work(tmp_path)
     (partial,) = tmp_path.glob("one-*.partial")
     (partial / "record.json.partial").write_text("{")
@@ -192,7 +192,7 @@ def test_damaged_step_results_are_made_again(hosts: dict[str, Path], en_de: Path
     out = tmp_path / "data"
     flags = ["--mirror", hosts["de"].as_uri()]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fairseq_resid.data.text.binarise.preprocess", fail)
+        patch.setattr("fairseq_resid.data.text.fairseq_preprocess.preprocess", fail)
         assert main("wmt14-en-de", out, *flags) == 1
     for file in (tmp_path / "data.partial").rglob("train.*"):
         file.write_bytes(file.read_bytes()[:100])

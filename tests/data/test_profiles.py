@@ -54,7 +54,7 @@ def test_profiles_prepare_text_as_other_projects_do(
     form = data_folder.read(tmp_path / "fairseq").forms()["de"]
     assert form.to_model(lines[0]) == 'Ein wohl @-@ bekannter " Satz " .'
     assert form.restore(form.to_model("Ein wohl-bekannter Satz.")) == "Ein wohl-bekannter Satz."
-    assert prepare.PROFILES["fairseq"]["vocab_size"] == 40_000  # the flag above overrides it
+    assert prepare.TOOLKITS["fairseq"]["vocab_size"] == 40_000  # the flag above overrides it
     capsys.readouterr()
     assert main("again", *flags, "--profile", "tensor2tensor", "--normalize", "both") == 2
     assert "--normalize both: has no effect, because wmt14-en-de is not tokenised" in capsys.readouterr().err

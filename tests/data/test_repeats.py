@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_resid.data.text import repeats
+from fairseq_resid.data.text import checks
 from fairseq_resid.data.text.folder import Overlap, PairCounts
 from fairseq_resid.files import read_lines
 from support.released import build, record_of
@@ -92,9 +92,9 @@ def test_deduplication_keeps_first_pairs_in_order(tmp_path: Path) -> None:
     train = write("train.a", ["x", "y", "x", "x", "z"]), write("train.b", ["1", "2", "1", "3", "4"])
     test = write("test.a", ["z"]), write("test.b", ["4"])
     outputs = tmp_path / "out.a", tmp_path / "out.b"
-    assert repeats.deduplicate(train, [test], outputs, None, str) == PairCounts(
+    assert checks.deduplicate(train, [test], outputs, None, str) == PairCounts(
         5, 3, {"repeated": 1, "in_evaluation": 1}
     )
     assert [file.read_text() for file in outputs] == ["x\ny\nx\n", "1\n2\n3\n"]
-    found = repeats.overlap(train, {"test": test}, None)
+    found = checks.overlap(train, {"test": test}, None)
     assert found == {"test": Overlap((1,), (1,), (1,))}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 
-from fairseq_resid.data.text.binarised import HEADER, MAGIC
+from fairseq_resid.data.text.folder import HEADER, MAGIC
 
 EOS = 2  # its index in fairseq's dictionaries
 FAKE = """#!/bin/sh

@@ -14,7 +14,7 @@ from typing import Any
 
 from fairseq_resid.data import extract, fetch
 from fairseq_resid.data.text import parallel, prepare, subwords, tokenise
-from fairseq_resid.data.text.steps import Steps
+from fairseq_resid.data.text.resumable import Steps
 
 
 def stop() -> None:

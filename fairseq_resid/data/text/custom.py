@@ -22,8 +22,7 @@ from . import flags, folder, sources
 from .fingerprints import Fingerprints
 from .folder import Corpus
 from .manifest import SPLITS, Part, TextManifest
-from .preparation import prepare_data
-from .text_steps import TextOptions
+from .pipeline import TextOptions, prepare_data
 
 
 @command("prepare custom", "Make a data folder from your own raw parallel text.", again="resumes")

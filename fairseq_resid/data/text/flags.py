@@ -12,7 +12,7 @@ from ...cli.machine import cores
 from . import subwords
 from .bleu import TOKENIZERS
 from .manifest import TextManifest
-from .preparation import SETTINGS
+from .pipeline import SETTINGS
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -14,49 +14,16 @@ from typing import Any, get_args
 
 from msgspec.structs import replace
 
+from ... import records
 from ...cli.frame import command
 from . import custom, flags, sources
 from . import manifest as manifests
 from .fingerprints import Fingerprints
 from .forms import Normalize
-from .preparation import prepare_data
-from .text_steps import TextOptions
+from .pipeline import TextOptions, prepare_data
 
-# These profiles follow the preparation of other toolkits as closely as our settings allow. docs/data.md lists the
-# differences.
-PROFILES: dict[str, dict[str, Any]] = {
-    "tensor2tensor": {
-        "form": "plain",
-        "normalize": "none",
-        "clean": False,
-        "vocab_size": 2**15,
-        "spm_normalizer": "identity",
-    },
-    "fairseq": {
-        "form": "moses",
-        "normalize": "both",
-        "split_hyphens": True,
-        "clean": True,
-        "max_pieces": 250,
-        "max_ratio": 1.5,
-        "vocab_size": 40_000,
-    },
-}
-# These settings reproduce the text of one publication, token for token. Flags cannot change them.
-PUBLISHED: dict[str, dict[str, Any]] = {
-    # Wu et al. 2021, "Good for Misconceived Reasons", text-only Transformer.
-    "multi30k-en-de": {
-        "form": "lowercased",
-        "subwords": "subword_nmt",
-        "vocab_size": 10_000,
-        "profile": "published",
-        "facts": {
-            "training tokens": {"en": 426_793, "de": 429_507},
-            "reference tokens": {"test": 12_103, "test1": 10_758, "test2": 5_158},
-            "dictionary": {"types": 9_712},
-        },
-    },
-}
+PROFILES = records.read(Path(__file__).with_name("profiles.yaml"), dict[str, dict[str, dict[str, Any]]])
+TOOLKITS, PUBLISHED = PROFILES["toolkits"], PROFILES["published"]
 MORE = "fairseq-resid prepare custom ... makes a data folder from your own raw parallel text"
 
 
@@ -96,7 +63,7 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     add("--limit", type=int, metavar="N", help="use only the first N pairs of every text, for a quick trial")
     add(
         "--profile",
-        choices=(*PROFILES, "published"),
+        choices=(*TOOLKITS, "published"),
         help="prepare the text as in another toolkit (form, cleaning, vocabulary); published: exactly the text of a "
         f"publication ({', '.join(PUBLISHED)})",
     )
@@ -114,7 +81,7 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     given = flags.settings(args)
     if args.profile == "published":
         check_published(args, given)
-    profile = {**PROFILES, "published": PUBLISHED.get(args.name, {})}.get(args.profile, {})
+    profile = {**TOOLKITS, "published": PUBLISHED.get(args.name, {})}.get(args.profile, {})
     if profile and manifest.form == "escaped":
         profile = {**profile, "form": "escaped", "plain_form": profile["form"]}
     manifest = replace(manifest, **{**profile, **given})

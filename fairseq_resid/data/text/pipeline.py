@@ -1,12 +1,21 @@
-"""The steps from texts on disk to a data folder:
+"""The whole preparation of a corpus: from downloads or files on disk to a binarised data folder.
 
-    extract -> tokenise and clean -> (deduplicate) -> learn a joint BPE -> encode and clean -> fairseq-preprocess
+    download -> extract -> tokenise and clean -> learn a joint BPE -> encode and clean -> fairseq-preprocess -> DATA
 
-Each step is a function of the job and the previous steps. It fills a folder and returns a dataclass.
+The data folder that the other commands read:
+
+    DATA/dict.SRC.txt, dict.TGT.txt   the joined dictionary, next to fairseq's binary files
+    DATA/spm.model or DATA/bpe.codes  the subword model, of sentencepiece or subword-nmt
+    DATA/ref/SPLIT.{SRC,TGT}          the unchanged validation and test texts: the references for BLEU
+    DATA/corpus.json                  sources, checksums, counts, versions, how to restore text
+
+DATA appears when it is complete; until then everything is in DATA.partial. The content of DATA does not depend on the
+time, the path or the number of workers.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -14,18 +23,46 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import fields
+from msgspec.structs import replace as with_fields
+
+from ... import records
 from ...cli.progress import Progress
-from ...files import read_lines
-from . import binarise, ceiling, clean, parallel, repeats, sources, subwords, tokenise
+from ...console import say
+from ...files import locked, read_lines, working_folder
+from . import checks, clean, disk, fairseq_preprocess, parallel, sources, subwords, summary, tokenise
 from . import folder as data_folder
 from .bleu import default_tokenizer, metric
 from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
 from .forms import TOKENISED, TextForm
 from .manifest import TextManifest
 from .parallel import Sides
+from .resumable import FinishedStep, Step, Steps
 from .segmentation import FILES, Segmenter
-from .steps import FinishedStep, Step, Steps
 
+# The raw texts, these manifest fields, --limit and the skipped test sets determine the content of a data folder.
+SETTINGS = (
+    "name",
+    "source",
+    "target",
+    "vocab_size",
+    "form",
+    "plain_form",
+    "normalize",
+    "clean",
+    "max_pieces",
+    "max_ratio",
+    "deduplicate",
+    "split_hyphens",
+    "spm_normalizer",
+    "subwords",
+    "tokenize",
+    "vocab_from",
+    "profile",
+)
+# The settings that only matter with `clean`.
+LIMITS = ("max_pieces", "max_ratio")
+MARK = "text.json"  # a file that shows that a working folder is ours
 ACCEPTS = "use --allow-other-data to accept this"
 
 
@@ -84,6 +121,106 @@ class Job:
                 f"all pairs of the {split} text were dropped: {counts}" if counts.read else f"the {split} text is empty"
             )
             raise ValueError(f"{self.manifest.name}: {lost}")
+
+
+def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sources.Text] | None = None) -> bool:
+    """Make the data folder OUT; return False if it already contains exactly this corpus.
+
+    texts: the texts of the corpus; None: find or download them as described in the manifest
+    Raises: ValueError for bad input, or if OUT contains a different corpus; ChildProcessError; OSError.
+    """
+    out = options.out
+    if "," in str(out):
+        raise ValueError(f"--out {out}: must not contain a comma, at which fairseq-preprocess splits paths")
+    work = working_folder(out)
+    skipped = sources.absent_tests(manifest, options.source) if texts is None else {}
+    for split, name in skipped.items():
+        folders = ", ".join(map(str, options.source.raw))
+        print(f"skipped: test set {split} ({name}): none of its files is in --raw {folders}", flush=True)
+    manifest = with_fields(
+        manifest, parts={split: manifest.parts[split] for split in manifest.parts if split not in skipped}
+    )
+    settings = {**{name: getattr(manifest, name) for name in SETTINGS}, "limit": options.limit}
+    settings["skipped"] = [*skipped] or None
+    if not manifest.clean:
+        settings |= dict.fromkeys(LIMITS)
+    if texts is None and options.source.raw:
+        texts = sources.find(manifest, options.source)
+    if not out.exists():
+        if not options.source.mirror:  # whose files may be smaller than the released ones
+            disk.check(manifest, options.source, out, options.limit, texts)
+        with locked(work / ".lock", f"{work}: another process is using this folder", wait=True) as lock:
+            if not out.exists():
+                if texts is None:
+                    texts = sources.find(manifest, options.source)
+                _make(Job(manifest, options, texts, settings, lock, skipped), work)
+                summary.show_result(out, options.show)
+                return True
+            (work / ".lock").unlink()
+            work.rmdir()
+    record = _check_same(out, settings, texts or [])
+    sizes_known = data_folder.check(out, options.verify)
+    if (work / MARK).is_file():  # the run was killed after renaming its result
+        shutil.rmtree(work, ignore_errors=True)
+    summary.show_differences(record)
+    if options.show:
+        summary.show_overlap(out, record)
+    checked = "checksums verified" if options.verify else "sizes verified"
+    if not (sizes_known or options.verify):
+        checked = "sizes not recorded by the earlier version that made it; use --verify to compare checksums"
+    say(f"{out}: already contains this corpus ({checked})")
+    return False
+
+
+def _make(job: Job, work: Path) -> None:
+    """Run the unfinished steps in the working folder, then rename the result.
+
+    Raises: ValueError if the working folder contains files that are not ours, or unfinished work on another text.
+    """
+    strangers = [path.name for path in work.iterdir() if path.name != ".lock"]
+    if strangers and not (work / MARK).is_file():
+        raise ValueError(
+            f"{work}: contains {strangers[0]}, which this command did not create; remove it or choose another --out"
+        )
+    mine = {"name": job.manifest.name, "limit": job.options.limit}
+    if (known := records.remembered(work / MARK, dict)) not in (None, mine):
+        raise ValueError(f"{work}: contains unfinished work on {known}, not {mine}; remove it or choose another --out")
+    records.write(work / MARK, mine)
+    os.replace(run(job, work) / "data", job.options.out)
+    shutil.rmtree(work, ignore_errors=True)
+
+
+def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) -> CorpusRecord:
+    """Return OUT's corpus.json.
+
+    Raises: ValueError if OUT was made with different settings, or from different texts.
+    """
+    record = records.remembered(out / data_folder.CORPUS, CorpusRecord)
+    sums = {label: text.file_sha256 for label, text in record.texts.items()} if record else {}
+    if record is None or not record.asked or None in sums.values():
+        raise ValueError(
+            f"{out}: exists, but contains no corpus.json that this version can read; remove it or choose another --out"
+        )
+    # An earlier version that lacked a setting behaved like today's default.
+    found = {**{item.name: item.default for item in fields(TextManifest) if item.name in SETTINGS}, **record.asked}
+    if "form" not in record.asked:
+        is_plain = record.text.form == "plain"
+        found["form"] = settings["form"] if is_plain == (settings["form"] == "plain") else record.text.form
+    if not found["clean"]:
+        found |= dict.fromkeys(LIMITS)
+    if differing := [key for key in settings if found.get(key) != settings[key]]:
+        changes = ", ".join(f"{key} is {shown(found.get(key))}, not {shown(settings[key])}" for key in differing)
+        raise ValueError(f"{out}: contains a different corpus ({changes}); choose another --out")
+    if texts and (others := sums.keys() - {text.label for text in texts}):
+        raise ValueError(f"{out}: contains a different corpus (it also has {min(others)}); choose another --out")
+    for text in texts:
+        if text.known.sha256 != sums.get(text.label):
+            raise ValueError(f"{out}: contains a different corpus (not made from {text.file}); choose another --out")
+    return record
+
+
+def shown(setting: Any) -> str:
+    return ", ".join(setting) if isinstance(setting, list) else str(setting)
 
 
 # ------------------------------------------------------------------------------------------------ results of the steps
@@ -304,7 +441,7 @@ def deduplicate(job: Job, tokenised: FinishedStep[Kept], folder: Path) -> Kept:
     train, *evaluation = (job.sides(tokenised.folder, split) for split in job.manifest.splits)
     total = tokenised.result.pairs["train"].kept
     normalise = subwords.normaliser(job.manifest.subwords, job.manifest.spm_normalizer)
-    counts = repeats.deduplicate(train, evaluation, job.sides(folder, "train"), total, normalise)
+    counts = checks.deduplicate(train, evaluation, job.sides(folder, "train"), total, normalise)
     job.check_left("train", counts)
     return Kept({"train": counts})
 
@@ -348,10 +485,10 @@ def encode(
     for split in job.manifest.evaluated:
         evaluation[split] = job.sides(folder, split)
         (_, cut), (_, reference) = evaluation[split], job.sides(folder / "ref", split)
-        trips[split] = ceiling.round_trip(
+        trips[split] = checks.round_trip(
             cut, reference, form, bleu_tokenize(job.manifest, form), Segmenter(kind, model), normalise, known
         )
-    return Encoded(counts, tokens, trips, repeats.overlap(train, evaluation, counts["train"].kept))
+    return Encoded(counts, tokens, trips, checks.overlap(train, evaluation, counts["train"].kept))
 
 
 def bleu_tokenize(manifest: TextManifest, form: TextForm) -> str:
@@ -370,8 +507,8 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
     manifest, data = job.manifest, folder / "data"
     cut = [label for label, source in record.texts.items() if source.lines == job.options.limit]
     is_cut = any(label.startswith("train ") for label in cut)
-    ceiling.judge(manifest.name, record.round_trip, manifest.spm_normalizer, is_cut, job.options.allow_low_ceiling)
-    binarise.make(record, text, text / "ref", model, data, job.options.workers, job.lock, job.dictionary)
+    checks.judge(manifest.name, record.round_trip, manifest.spm_normalizer, is_cut, job.options.allow_low_ceiling)
+    fairseq_preprocess.make(record, text, text / "ref", model, data, job.options.workers, job.lock, job.dictionary)
     facts = _facts(record, data) if manifest.facts else {}
     wrong = tuple(
         f"{fact} of {what}: {facts[fact][what]:,}; published: {count:,}"
@@ -381,7 +518,7 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
     )
     if wrong and not job.options.source.allow_other:
         raise ValueError(f"not the text of --profile {manifest.profile}: {'; '.join(wrong)} ({ACCEPTS})")
-    binarise.write_record(replace(record, facts=facts, differences=record.differences + wrong), data)
+    fairseq_preprocess.write_record(replace(record, facts=facts, differences=record.differences + wrong), data)
     return Binarised(len(read_lines(data / f"dict.{manifest.source}.txt")))
 
 
