@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from ... import records
 from ...cli.frame import command
 from ...cli.progress import Progress
 from ...console import say
-from ...files import locked, sha256, working_folder, write_text
+from ...files import sha256, write_text
+from .. import preparing
 from ..recorded import SPLITS
 from . import folder as caption_folder
 from .features import FeatureSource, open_features, state_of
@@ -48,7 +48,7 @@ COCO = CaptionManifest("coco-captions", "coco", {"train": 113_287, "valid": 5_00
 CUSTOM = CaptionManifest("custom")  # the user's own captions
 MANIFESTS = {manifest.name: manifest for manifest in (COCO, CUSTOM)}
 TOGETHER = 100  # images per write; a preparation resumes after the last complete write
-WORK = (".lock", "data", "settings.json")  # the content of the folder of an unfinished preparation
+MARK = "settings.json"  # in the folder of an unfinished preparation
 SHOWN = 5  # maximum number of ids in an error message
 
 
@@ -80,9 +80,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         metavar="PATH",
         help="region features: a TSV file, a folder of TSV or npz files, or an HDF5 file",
     )
-    add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
-    add("--allow-other-data", action="store_true", help="accept captions and features that differ from the manifest")
-    add("--verify", action="store_true", help="compare checksums of a finished data folder, not only file sizes")
+    preparing.add_folder_flags(parser, "captions and features", "data-bin/NAME")
     args = parser.parse_args(argv)
     out = args.out or Path("data-bin") / args.name
     if not out.name:
@@ -96,25 +94,17 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
 
     Raises: ValueError for bad input, or if OUT contains other captions; OSError.
     """
-    out, work = options.out, working_folder(options.out)
-    with locked(work / ".lock", f"{work}: another process is using this folder", wait=True):
-        if strangers := [path.name for path in work.iterdir() if path.name not in WORK]:
-            raise ValueError(
-                f"{work}: contains {strangers[0]}, which this command did not create; remove it or choose another --out"
-            )
-        try:
-            if not out.exists():
-                _make(manifest, options, work)
-                return True
-        finally:
-            if out.exists() or not (work / "data").exists():  # otherwise the next call resumes
-                shutil.rmtree(work)
-    record = records.remembered(out / RECORD, CaptionRecord)
-    if record is None or record.asked != asked(manifest, options) or record.read != read_of(options):
+    out, settings = options.out, {**asked(manifest, options), "read": read_of(options)}
+    if preparing.made(out, MARK, settings, lambda work, _: _make(manifest, options, work)):
+        record = CaptionRecord.of(out)
+        preparing.show_differences(record)
+        say(f"{out}: {record.words:,} words, {record.width:,} features per region; done")
+        return True
+    known = records.remembered(out / RECORD, CaptionRecord)
+    if known is None or known.asked != asked(manifest, options) or known.read != read_of(options):
         raise ValueError(f"{out}: exists, but was not made from these files; remove it or choose another --out")
     CaptionRecord.checked(out, options.verify)
-    for difference in record.differences:
-        say(f"not as published: {difference}")
+    preparing.show_differences(known)
     say(f"{out}: already contains these captions ({'checksums' if options.verify else 'sizes'} verified)")
     return False
 
@@ -156,8 +146,8 @@ def check_boxes(source: FeatureSource, images: Sequence[str]) -> None:
         )
 
 
-def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> None:
-    """Write the data folder and rename it when it is complete."""
+def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Path:
+    """Write the data folder, and return its path in WORK."""
     corpus = read_corpus(options.captions)
     wrong = differences(manifest, corpus)
     if wrong and not options.allow_other:
@@ -173,10 +163,7 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Non
             more = f" and {len(missing) - SHOWN:,} more" if len(missing) > SHOWN else ""
             raise ValueError(f"{options.features}: no features for {split} images: {', '.join(missing[:SHOWN])}{more}")
     check_boxes(source, [image for split in SPLITS for image in corpus.words[split].ids])
-    data, settings = work / "data", {**asked(manifest, options), "read": read_of(options)}
-    if records.remembered(work / "settings.json", dict) != settings:
-        shutil.rmtree(data, ignore_errors=True)
-        records.write(work / "settings.json", settings)
+    data = work / "data"
     (data / "ref").mkdir(parents=True, exist_ok=True)
     first = corpus.words["train"].ids[0]
     width = source.regions(first, None if options.allow_other else manifest.width)[0].shape[1]
@@ -211,7 +198,7 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Non
         empty=dict(corpus.empty),
         has_boxes=has_boxes,
         thumbnail=size,
-        read=settings["read"],
+        read=read_of(options),
         differences=wrong,
         unverified=[] if manifest is CUSTOM else ["captions and features (no known checksums)"],
         asked=asked(manifest, options),
@@ -219,10 +206,7 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Non
         checksums={name: sha256(file) for name, file in files.items()},
     )
     records.write(data / RECORD, record)
-    os.replace(data, options.out)
-    for difference in wrong:
-        say(f"not as published: {difference}")
-    say(f"{options.out}: {len(words):,} words, {width:,} features per region; done")
+    return data
 
 
 def _write_captions(file: Path, captions: Captions) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -26,7 +25,8 @@ from ...cli.frame import command
 from ...cli.machine import cores, versions
 from ...cli.progress import Progress
 from ...console import say
-from ...files import locked, sha256, working_folder
+from ...files import sha256
+from .. import preparing
 from ..recorded import SPLITS
 from . import folder as image_folder
 from . import manifest as manifests
@@ -34,6 +34,8 @@ from . import sources
 from .folder import RECORD, ImageRecord
 from .manifest import ImageManifest
 from .sources import Images, ImageSourceOptions, Source
+
+MARK = "preparing.json"
 
 
 @dataclass(frozen=True)
@@ -56,28 +58,14 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid prepare-images`."""
     add = parser.add_argument
     add("name", choices=manifests.names(), help="the corpus; custom: your own folder of images by class")
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
-        "--raw",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="PATH",
-        help="the release archive, a folder with this archive, or a folder (or archive) with train/CLASS/IMAGE and "
+    preparing.add_source_flags(
+        parser,
+        "the release archive, a folder with this archive, or a folder (or archive) with train/CLASS/IMAGE and "
         "test/CLASS/IMAGE; may be repeated",
+        "the archive",
     )
-    place.add_argument("--mirror", metavar="URL", help="download the archive from URL/NAME (file:// is allowed)")
-    add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
-    add(
-        "--downloads",
-        type=Path,
-        default=Path("data-bin/downloads"),
-        metavar="DIR",
-        help="folder for downloads (default: %(default)s)",
-    )
+    preparing.add_folder_flags(parser, "files and image counts", "data-bin/NAME")
     add("--valid", type=int, metavar="N", help="training images to hold out as the split valid (default: a tenth)")
-    add("--allow-other-data", action="store_true", help="accept files and image counts that differ from the manifest")
-    add("--verify", action="store_true", help="compare checksums of a finished data folder, not only file sizes")
     add(
         "--workers",
         type=int,
@@ -104,21 +92,22 @@ def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
 
     Raises: ValueError for bad input, or if OUT contains different images; ChildProcessError; OSError.
     """
-    out, work = options.out, working_folder(options.out)
+    out = options.out
     settings = {"name": manifest.name, "valid": options.valid or manifest.valid}
     source = sources.on_disk(manifest, options.source) if options.source.raw else None
-    if not out.exists():
-        with locked(work / ".lock", f"{work}: another process is using this folder", wait=True):
-            if not out.exists():
-                _make(manifest, options, source, settings, work)
-                return True
-            (work / ".lock").unlink()
-            work.rmdir()
+
+    def make(work: Path, _: int) -> Path:
+        return _make(manifest, options, source or sources.downloaded(manifest, options.source), settings, work)
+
+    if preparing.made(out, MARK, settings, make, keeps=False):
+        record = ImageRecord.of(out)
+        say(f"mean {_numbers(record.mean)}, deviation {_numbers(record.deviation)}")
+        preparing.show_differences(record)
+        say(f"{out}: done")
+        return True
     record = _check_same(out, settings, source)
     ImageRecord.checked(out, options.verify)
-    if (work / "raw").is_dir():  # the run was killed after renaming its result
-        shutil.rmtree(work, ignore_errors=True)
-    _show_differences(record)
+    preparing.show_differences(record)
     say(f"{out}: already contains these images ({'checksums' if options.verify else 'sizes'} verified)")
     return False
 
@@ -143,63 +132,47 @@ def _check_same(out: Path, settings: dict[str, Any], source: Source | None) -> I
     return record
 
 
-def _make(
-    manifest: ImageManifest, options: ImageOptions, source: Source | None, settings: dict[str, Any], work: Path
-) -> None:
-    """Write the data folder and rename it when it is complete. WORK is removed, even after an error.
-
-    Raises: ValueError for bad input, or if WORK contains files that are not ours; WORK is then kept.
-    """
+def _make(manifest: ImageManifest, options: ImageOptions, source: Source, settings: dict[str, Any], work: Path) -> Path:
+    """Write the data folder, and return its path in WORK."""
     data, raw = work / "data", work / "raw"
-    if strangers := [path.name for path in work.iterdir() if path.name not in (".lock", data.name, raw.name)]:
+    for folder in (data, raw):
+        shutil.rmtree(folder, ignore_errors=True)  # from a run that was killed
+        folder.mkdir()
+    images = source.open(raw, options.workers)
+    counts = {part: len(images.parts[part].labels) for part in images.parts}
+    _, height, width = images.shape
+    total = " and ".join(f"{count:,} {part}" for part, count in counts.items())
+    say(f"{', '.join(source.read)}: {total} images of {len(images.classes):,} classes, {width}x{height}")
+    wrong = [
+        f"{part} has {counts[part]:,} images; expected {expected:,}"
+        for part, expected in manifest.counts.items()
+        if counts[part] != expected
+    ]
+    if wrong and not options.source.allow_other:
         raise ValueError(
-            f"{work}: contains {strangers[0]}, which this command did not create; remove it or choose another --out"
+            f"not the images of {manifest.name}: {'; '.join(wrong)} (use --allow-other-data to accept this)"
         )
-    try:
-        for folder in (data, raw):
-            shutil.rmtree(folder, ignore_errors=True)  # from a run that was killed
-            folder.mkdir()
-        source = source or sources.downloaded(manifest, options.source)
-        images = source.open(raw, options.workers)
-        counts = {part: len(images.parts[part].labels) for part in images.parts}
-        _, height, width = images.shape
-        total = " and ".join(f"{count:,} {part}" for part, count in counts.items())
-        say(f"{', '.join(source.read)}: {total} images of {len(images.classes):,} classes, {width}x{height}")
-        wrong = [
-            f"{part} has {counts[part]:,} images; expected {expected:,}"
-            for part, expected in manifest.counts.items()
-            if counts[part] != expected
-        ]
-        if wrong and not options.source.allow_other:
-            raise ValueError(
-                f"not the images of {manifest.name}: {'; '.join(wrong)} (use --allow-other-data to accept this)"
-            )
-        held = options.valid or manifest.valid or max(1, counts["train"] // 10)
-        mask = hold_out(images.parts["train"].labels, held, source.by_class, images.classes)
-        mean, deviation = _write(images, mask, data)
-        record = ImageRecord(
-            name=manifest.name if manifest.file else options.out.name,
-            classes=list(images.classes),
-            shape=images.shape,
-            counts={"train": counts["train"] - held, "valid": held, "test": counts["test"]},
-            mean=mean,
-            deviation=deviation,
-            source=source.kind,
-            read=source.read,
-            differences=[*source.differences, *wrong],
-            unverified=list(source.unverified),
-            asked=settings,
-            tools=_tools(),
-            sizes={file.name: file.stat().st_size for file in sorted(data.iterdir())},
-            checksums={file.name: sha256(file) for file in sorted(data.iterdir())},
-        )
-        records.write(data / RECORD, record)
-        os.replace(data, options.out)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
-    say(f"mean {_numbers(mean)}, deviation {_numbers(deviation)}")
-    _show_differences(record)
-    say(f"{options.out}: done")
+    held = options.valid or manifest.valid or max(1, counts["train"] // 10)
+    mask = hold_out(images.parts["train"].labels, held, source.by_class, images.classes)
+    mean, deviation = _write(images, mask, data)
+    record = ImageRecord(
+        name=manifest.name if manifest.file else options.out.name,
+        classes=list(images.classes),
+        shape=images.shape,
+        counts={"train": counts["train"] - held, "valid": held, "test": counts["test"]},
+        mean=mean,
+        deviation=deviation,
+        source=source.kind,
+        read=source.read,
+        differences=[*source.differences, *wrong],
+        unverified=list(source.unverified),
+        asked=settings,
+        tools=_tools(),
+        sizes={file.name: file.stat().st_size for file in sorted(data.iterdir())},
+        checksums={file.name: sha256(file) for file in sorted(data.iterdir())},
+    )
+    records.write(data / RECORD, record)
+    return data
 
 
 def hold_out(labels: np.ndarray, count: int, by_class: bool, classes: Sequence[str]) -> np.ndarray:
@@ -289,10 +262,3 @@ def _numbers(values: Sequence[float]) -> str:
 def _tools() -> dict[str, str]:
     """Return the versions of the libraries that decode images, because their rounding may differ."""
     return versions(["pillow"]) | {"libjpeg": features.version("libjpeg_turbo") or str(features.version("jpg"))}
-
-
-def _show_differences(record: ImageRecord) -> None:
-    for difference in record.differences:
-        say(f"not as released: {difference}")
-    if record.unverified:
-        say(f"not verified (no known checksum): {', '.join(record.unverified)}")

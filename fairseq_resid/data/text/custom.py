@@ -51,6 +51,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         "trained on it; its languages may be swapped or others",
     )
     parser.add_argument("--out", required=True, type=Path, metavar="DATA", help="output folder")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare checksums of a finished data folder, not only file sizes"
+    )
     flags.add(parser)
     args = parser.parse_args(argv)
     flags.check_positive(parser, args, "workers", "vocab_size", "max_pieces")

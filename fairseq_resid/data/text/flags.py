@@ -49,7 +49,6 @@ def add(parser: argparse.ArgumentParser) -> None:
         "Korean, none for text that is tokenised already, else 13a)",
     )
     add("--allow-low-ceiling", action="store_true", help="continue even if a perfect model could not reach 95 BLEU")
-    add("--verify", action="store_true", help="compare checksums of a finished data folder, not only file sizes")
     add("--show", action="store_true", help="list validation and test sentences that also occur in the training text")
 
 

@@ -15,7 +15,6 @@ time, the path or the number of workers.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -29,7 +28,8 @@ from msgspec.structs import replace as with_fields
 from ... import records
 from ...cli.progress import Progress
 from ...console import say
-from ...files import locked, read_lines, working_folder
+from ...files import read_lines
+from .. import preparing
 from . import checks, clean, disk, fairseq_preprocess, parallel, sources, subwords, summary, tokenise
 from . import folder as data_folder
 from .bleu import default_tokenizer, metric
@@ -132,7 +132,6 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     out = options.out
     if "," in str(out):
         raise ValueError(f"--out {out}: must not contain a comma, at which fairseq-preprocess splits paths")
-    work = working_folder(out)
     skipped = sources.absent_tests(manifest, options.source) if texts is None else {}
     for split, name in skipped.items():
         folders = ", ".join(map(str, options.source.raw))
@@ -146,22 +145,18 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
         settings |= dict.fromkeys(LIMITS)
     if texts is None and options.source.raw:
         texts = sources.find(manifest, options.source)
-    if not out.exists():
+
+    def make(work: Path, lock: int) -> Path:
         if not options.source.mirror:  # whose files may be smaller than the released ones
             disk.check(manifest, options.source, out, options.limit, texts)
-        with locked(work / ".lock", f"{work}: another process is using this folder", wait=True) as lock:
-            if not out.exists():
-                if texts is None:
-                    texts = sources.find(manifest, options.source)
-                _make(Job(manifest, options, texts, settings, lock, skipped), work)
-                summary.show_result(out, options.show)
-                return True
-            (work / ".lock").unlink()
-            work.rmdir()
+        found = sources.find(manifest, options.source) if texts is None else texts
+        return run(Job(manifest, options, found, settings, lock, skipped), work) / "data"
+
+    if preparing.made(out, MARK, {"name": manifest.name, "limit": options.limit}, make):
+        summary.show_result(out, options.show)
+        return True
     record = _check_same(out, settings, texts or [])
     sizes_known = data_folder.check(out, options.verify)
-    if (work / MARK).is_file():  # the run was killed after renaming its result
-        shutil.rmtree(work, ignore_errors=True)
     summary.show_differences(record)
     if options.show:
         summary.show_overlap(out, record)
@@ -170,24 +165,6 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
         checked = "sizes not recorded by the earlier version that made it; use --verify to compare checksums"
     say(f"{out}: already contains this corpus ({checked})")
     return False
-
-
-def _make(job: Job, work: Path) -> None:
-    """Run the unfinished steps in the working folder, then rename the result.
-
-    Raises: ValueError if the working folder contains files that are not ours, or unfinished work on another text.
-    """
-    strangers = [path.name for path in work.iterdir() if path.name != ".lock"]
-    if strangers and not (work / MARK).is_file():
-        raise ValueError(
-            f"{work}: contains {strangers[0]}, which this command did not create; remove it or choose another --out"
-        )
-    mine = {"name": job.manifest.name, "limit": job.options.limit}
-    if (known := records.remembered(work / MARK, dict)) not in (None, mine):
-        raise ValueError(f"{work}: contains unfinished work on {known}, not {mine}; remove it or choose another --out")
-    records.write(work / MARK, mine)
-    os.replace(run(job, work) / "data", job.options.out)
-    shutil.rmtree(work, ignore_errors=True)
 
 
 def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) -> CorpusRecord:

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from ... import records
 from ...cli.frame import command
+from .. import preparing
 from . import custom, flags, sources
 from . import manifest as manifests
 from .fingerprints import Fingerprints
@@ -42,24 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add = parser.add_argument
     add("name", choices=manifests.names(), help="the corpus")
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument(
-        "--raw",
-        action="append",
-        type=Path,
-        default=[],
-        metavar="DIR",
-        help="folder with texts or archives on disk; may be repeated",
-    )
-    place.add_argument("--mirror", metavar="URL", help="download every file from URL/NAME (file:// is allowed)")
-    add("--out", type=Path, metavar="DATA", help="output folder (default: data-bin/NAME)")
-    add(
-        "--downloads",
-        type=Path,
-        default=Path("data-bin/downloads"),
-        metavar="DIR",
-        help="folder for downloads (default: %(default)s)",
-    )
+    preparing.add_source_flags(parser, "folder with texts or archives on disk; may be repeated", "every file")
+    preparing.add_folder_flags(parser, "checksums and line counts", "data-bin/NAME")
     add("--limit", type=int, metavar="N", help="use only the first N pairs of every text, for a quick trial")
     add(
         "--profile",
@@ -69,9 +54,6 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     )
     add("--vocab-size", type=int, metavar="N", help="number of subwords of the joint BPE")
     add("--normalize", choices=get_args(Normalize), help="sides to apply Moses punctuation normalisation to")
-    add(
-        "--allow-other-data", action="store_true", help="accept checksums and line counts that differ from the manifest"
-    )
     flags.add(parser)
     args = parser.parse_args(argv)
     flags.check_positive(parser, args, "workers", "limit", "vocab_size", "max_pieces")
