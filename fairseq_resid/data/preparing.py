@@ -45,41 +45,60 @@ def add_source_flags(parser: argparse.ArgumentParser, raw: str, file: str) -> No
     )
 
 
-def made(out: Path, mark: str, mine: Mapping[str, Any], make: Callable[[Path, int], Path], keeps: bool = True) -> bool:
+def made(
+    out: Path,
+    mark: str,
+    mine: Mapping[str, Any],
+    make: Callable[[Path, int], Path],
+    keeps: bool = True,
+    refuses: bool = False,
+) -> bool:
     """Make the data folder OUT unless it exists, or another process is making it; return whether this call made it.
 
     mark: the name of the file that says what unfinished work is of; mine: its content for this input
     make: returns the path of the complete folder, given the working folder and the file descriptor of its lock
     keeps: whether unfinished work is kept after an error, for the next run
-    Raises: ValueError if the working folder contains other files, or unfinished work on other input; the errors of
-    `make`.
+    refuses: whether unfinished work on other input is an error; otherwise it is removed
+    Raises: ValueError if the working folder contains other files; the errors of `make`.
     """
     work = working_folder(out)
     if not out.exists():
         with locked(work / ".lock", f"{work}: another process is using this folder", wait=True) as lock:
             if not out.exists():
-                others = [path.name for path in work.iterdir() if path.name != ".lock"]
-                if others and not (work / mark).is_file():
-                    raise ValueError(
-                        f"{work}: contains {others[0]}, which this command did not create; remove it or choose "
-                        "another --out"
-                    )
-                if (known := records.remembered(work / mark, dict)) not in (None, dict(mine)):
-                    raise ValueError(
-                        f"{work}: contains unfinished work on {known}, not {dict(mine)}; remove it or choose another "
-                        "--out"
-                    )
-                records.write(work / mark, dict(mine))
+                _check_unfinished(work, mark, dict(mine), refuses)
                 try:
+                    records.write(work / mark, dict(mine))
                     os.replace(make(work, lock), out)
                 finally:
-                    if out.exists() or not keeps:
+                    if out.exists() or not keeps or _names(work) <= {mark}:
                         shutil.rmtree(work)
                 return True
             shutil.rmtree(work)
     if (work / mark).is_file():  # the run was killed after renaming its result
         shutil.rmtree(work, ignore_errors=True)
     return False
+
+
+def _names(work: Path) -> set[str]:
+    return {path.name for path in work.iterdir()} - {".lock"}
+
+
+def _check_unfinished(work: Path, mark: str, mine: dict[str, Any], refuses: bool) -> None:
+    """Remove unfinished work on other input, or refuse it."""
+    others, known = _names(work), records.remembered(work / mark, dict)
+    if others and mark not in others:
+        raise ValueError(
+            f"{work}: contains {min(others)}, which this command did not create; remove it or choose another --out"
+        )
+    if known is not None and known != mine:
+        if refuses:
+            found = f"unfinished work on {known}, not {mine}"
+            raise ValueError(f"{work}: contains {found}; remove it or choose another --out")
+        for path in (work / name for name in others):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
 
 def show_differences(record: FolderRecord) -> None:

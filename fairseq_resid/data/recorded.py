@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -16,47 +15,18 @@ if TYPE_CHECKING:
 SPLITS = ("train", "valid", "test")
 
 
-def check_sizes(data: Path, record: str, sizes: Mapping[str, int], checksums: Mapping[str, str]) -> None:
-    """Compare the files of a data folder with the sizes and checksums in its record.
+class Recorded:
+    """The record of a data folder, which lists all other files.
 
-    Raises: ValueError naming every file that is missing or damaged.
-    """
-    damaged = []
-    for name in dict.fromkeys([*sizes, *checksums]):
-        file = data / name
-        if not file.is_file():
-            damaged.append(f"{name} is missing")
-        elif name in sizes and file.stat().st_size != sizes[name]:
-            damaged.append(f"{name} has {file.stat().st_size:,} bytes, not {sizes[name]:,}")
-        elif name in checksums and sha256(file) != checksums[name]:
-            damaged.append(f"{name} does not have the checksum recorded in {record}")
-    if damaged:
-        raise ValueError(f"{data}: damaged: {'; '.join(damaged)}; remove the folder and prepare it again")
-
-
-@dataclass(frozen=True, kw_only=True)
-class FolderRecord:
-    """The record of a data folder of images or captions.
-
-    file: name of the record in the folder; writer: the command that writes it
-    counts: number of images by split
-    read: SHA-256 of each input, by name
-    differences: differences from the corpus of this name; unverified: input without a known checksum
-    asked: the settings that the folder was made with
-    sizes, checksums: bytes and SHA-256 of every other file of the folder
+    file: its name in the folder; writer: the command that writes it
+    sizes, checksums: bytes and SHA-256 of every other file of the folder; missing in some folders of old versions
     """
 
     file: ClassVar[str]
     writer: ClassVar[str]
 
-    name: str
-    counts: dict[str, int]
-    read: dict[str, str] = field(default_factory=dict)
-    differences: list[str] = field(default_factory=list)
-    unverified: list[str] = field(default_factory=list)
-    asked: dict[str, Any] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
-    checksums: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int]
+    checksums: dict[str, str]
 
     @classmethod
     def of(cls, data: Path) -> Self:
@@ -74,8 +44,38 @@ class FolderRecord:
         Raises: ValueError naming every file that is missing or damaged; the errors of `of`.
         """
         known = cls.of(data)
-        check_sizes(data, cls.file, known.sizes, known.checksums if verify else {})
+        damaged, checksums = [], known.checksums if verify else {}
+        for name in dict.fromkeys([*known.sizes, *checksums]):
+            file = data / name
+            if not file.is_file():
+                damaged.append(f"{name} is missing")
+            elif name in known.sizes and file.stat().st_size != known.sizes[name]:
+                damaged.append(f"{name} has {file.stat().st_size:,} bytes, not {known.sizes[name]:,}")
+            elif name in checksums and sha256(file) != checksums[name]:
+                damaged.append(f"{name} does not have the checksum recorded in {cls.file}")
+        if damaged:
+            raise ValueError(f"{data}: damaged: {'; '.join(damaged)}; remove the folder and prepare it again")
         return known
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderRecord(Recorded):
+    """The record of a data folder of images or captions.
+
+    counts: number of images by split
+    read: SHA-256 of each input, by name
+    differences: differences from the corpus of this name; unverified: input without a known checksum
+    asked: the settings that the folder was made with
+    """
+
+    name: str
+    counts: dict[str, int]
+    read: dict[str, str] = field(default_factory=dict)
+    differences: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
+    asked: dict[str, Any] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
 
 
 Record = TypeVar("Record", bound=FolderRecord)

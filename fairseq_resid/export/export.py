@@ -62,7 +62,7 @@ def text_of(data: Path, direction: tuple[str, str]) -> Text:
     """
     if not (data / CORPUS).is_file():
         return Text(*direction)
-    known = text_folder.read(data)
+    known = text_folder.CorpusRecord.of(data)
     return Text(
         *direction,
         known.text.form,

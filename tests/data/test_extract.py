@@ -139,6 +139,7 @@ REFUSED = [
     (tarfile.REGTYPE, "a/../../evil", "leads outside the archive's folder"),
     (tarfile.SYMTYPE, "evil", "is not a regular file"),
     (tarfile.LNKTYPE, "evil", "is not a regular file"),
+    (tarfile.CHRTYPE, "evil", "is not a regular file"),
 ]
 
 
@@ -148,7 +149,7 @@ REFUSED = [
         (archive, *member)
         for archive in ("a.tgz", "a.zip")
         for member in REFUSED
-        if archive == "a.tgz" or member[0] != tarfile.LNKTYPE  # a zip has no hard links
+        if archive == "a.tgz" or member[0] not in (tarfile.LNKTYPE, tarfile.CHRTYPE)  # a zip has no such members
     ],
 )
 def test_only_regular_files_below_the_folder_are_unpacked(

@@ -51,7 +51,7 @@ def test_profiles_prepare_text_as_other_projects_do(
     assert main("fairseq", *flags, "--profile", "fairseq") == 0
     corpus = record_of(tmp_path / "fairseq")
     assert corpus["text"] == {"form": "moses", "normalize": "both", "split_hyphens": True}
-    form = data_folder.read(tmp_path / "fairseq").forms()["de"]
+    form = data_folder.CorpusRecord.of(tmp_path / "fairseq").forms()["de"]
     assert form.to_model(lines[0]) == 'Ein wohl @-@ bekannter " Satz " .'
     assert form.restore(form.to_model("Ein wohl-bekannter Satz.")) == "Ein wohl-bekannter Satz."
     assert prepare.TOOLKITS["fairseq"]["vocab_size"] == 40_000  # the flag above overrides it

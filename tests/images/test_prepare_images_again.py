@@ -21,7 +21,9 @@ def test_finished_preparation_is_not_repeated(by_classes: Path, made: Path, tmp_
     out = tmp_path / "animals"
     shutil.copytree(made, out)
     before = content(out)
-    (tmp_path / "animals.partial" / "raw").mkdir(parents=True)  # from a run that was killed at its very end
+    work = tmp_path / "animals.partial"
+    work.mkdir()
+    (work / "preparing.json").write_text("{}")  # from a run that was killed at its very end
     for flags, checked in (([], "sizes"), (["--verify"], "checksums")):
         assert main("custom", out, "--raw", by_classes, "--valid", 3, *flags) == 0
         assert capsys.readouterr().out == f"{out}: already contains these images ({checked} verified)\n"
@@ -86,7 +88,7 @@ def test_damaged_image_data_is_detected(by_classes: Path, made: Path, tmp_path: 
     assert "train.npy has" in said and "test.npy is missing" in said
 
 
-@pytest.mark.parametrize("stop", ["os.replace", "image_folder.begin", "sha256"])
+@pytest.mark.parametrize("stop", ["preparing.os.replace", "images.prepare.image_folder.begin", "images.prepare.sha256"])
 def test_interrupted_preparation_gives_same_result_when_repeated(
     stop: str, by_classes: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -95,12 +97,12 @@ def test_interrupted_preparation_gives_same_result_when_repeated(
 
     out, flags = tmp_path / "animals", ["--raw", by_classes, "--valid", 3, "--workers", 2]
     with monkeypatch.context() as patch:
-        patch.setattr(f"fairseq_resid.data.images.prepare.{stop}", interrupt)
+        patch.setattr(f"fairseq_resid.data.{stop}", interrupt)
         assert main("custom", out, *flags) == 130
     assert capsys.readouterr().err.endswith("interrupted; the same command starts over, but resumes the download\n")
     assert list(tmp_path.iterdir()) == []
     # A killed process leaves its temporary files behind.
-    for name in ("data/train.npy", "data/more", "raw/train/cat/0000.png", ".lock"):
+    for name in ("data/train.npy", "data/more", "raw/train/cat/0000.png", ".lock", "preparing.json"):
         (tmp_path / "animals.partial" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "animals.partial" / name).write_text("half of")
     assert main("custom", out, *flags) == 0

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from ...cli.frame import command
-from . import flags, folder, sources
+from . import flags, sources
 from .fingerprints import Fingerprints
-from .folder import Corpus
+from .folder import Corpus, CorpusRecord
 from .manifest import SPLITS, Part, TextManifest
 from .pipeline import TextOptions, prepare_data
 
@@ -87,7 +87,7 @@ def vocabulary_of(data: Path) -> dict[str, Any]:
 
     Raises: ValueError or OSError naming the folder or file and the problem.
     """
-    corpus, record = Corpus.read(data), folder.read(data)
+    corpus, record = Corpus.read(data), CorpusRecord.of(data)
     corpus.segmenter()  # raises if there is no valid model
     dictionaries = [data / f"dict.{language}.txt" for language in (record.source, record.target)]
     contents = [file.read_bytes() for file in dictionaries]

@@ -19,14 +19,13 @@ import re
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 import numpy as np
 
-from ... import records
 from ...files import read_lines
-from ..recorded import check_sizes
+from ..recorded import Recorded
 from .bleu import default_tokenizer
 from .forms import TOKENISED, Form, Normalize, TextForm, is_blank
 from .segmentation import Segmenter
@@ -142,7 +141,7 @@ class Restore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CorpusRecord:
+class CorpusRecord(Recorded):
     """DATA/corpus.json. Fields with a default are missing in files from some earlier versions.
 
     asked: the settings that the folder was made with
@@ -151,8 +150,10 @@ class CorpusRecord:
     skipped: names of the test sets that were not on disk, by split
     lines, tokens: pairs per split; subwords per split and language
     profile: the preparation that was reproduced; facts: counts to compare with those of that preparation
-    sizes, checksums: bytes and SHA-256 of every other file in the folder
     """
+
+    file: ClassVar[str] = CORPUS
+    writer: ClassVar[str] = WRITER
 
     name: str
     source: str
@@ -204,14 +205,6 @@ class CorpusRecord:
         return TextForm.of_sides(self.source, self.target, text.form, text.normalize, text.split_hyphens)
 
 
-def read(data: Path) -> CorpusRecord:
-    """Read DATA/corpus.json.
-
-    Raises: OSError if it does not exist; ValueError naming the file and the problem.
-    """
-    return records.read(data / CORPUS, CorpusRecord, WRITER)
-
-
 @dataclass(frozen=True)
 class Corpus:
     """A data folder: binarised text, raw references in ref/, corpus.json.
@@ -248,7 +241,7 @@ class Corpus:
                 f"{path / CORPUS}: no such file; scoring and translating need a data folder made by {WRITER}, "
                 f"or by {WRITER} custom for your own text"
             )
-        known = read(path)
+        known = CorpusRecord.of(path)
         pair = known.source, known.target
         direction = direction or pair
         if sorted(direction) != sorted(pair):
@@ -318,9 +311,7 @@ def check(data: Path, verify: bool = False) -> bool:
     before 0.3.2 has only checksums.
     Raises: ValueError naming every file that is missing or damaged, or corpus.json if it cannot be read.
     """
-    known = records.read_if_there(data / CORPUS, CorpusRecord, WRITER)
-    if known is not None:
-        check_sizes(data, CORPUS, known.sizes, known.checksums if verify else {})
+    known = CorpusRecord.checked(data, verify) if (data / CORPUS).is_file() else None
     check_texts(data)
     return known is not None and bool(known.sizes)
 

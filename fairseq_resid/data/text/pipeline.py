@@ -28,7 +28,7 @@ from msgspec.structs import replace as with_fields
 from ... import records
 from ...cli.progress import Progress
 from ...console import say
-from ...files import read_lines
+from ...files import read_lines, working_folder
 from .. import preparing
 from . import checks, clean, disk, fairseq_preprocess, parallel, sources, subwords, summary, tokenise
 from . import folder as data_folder
@@ -104,7 +104,7 @@ class Job:
     def dictionary(self) -> Path | None:
         """The dictionary of another data folder that is used, if any; both languages share it."""
         data = self.options.vocab_from
-        return data and data / f"dict.{data_folder.read(data).source}.txt"
+        return data and data / f"dict.{CorpusRecord.of(data).source}.txt"
 
     @property
     def limits(self) -> clean.Limits | None:
@@ -132,6 +132,7 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     out = options.out
     if "," in str(out):
         raise ValueError(f"--out {out}: must not contain a comma, at which fairseq-preprocess splits paths")
+    working_folder(out)  # raises before anything is downloaded
     skipped = sources.absent_tests(manifest, options.source) if texts is None else {}
     for split, name in skipped.items():
         folders = ", ".join(map(str, options.source.raw))
@@ -152,7 +153,7 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
         found = sources.find(manifest, options.source) if texts is None else texts
         return run(Job(manifest, options, found, settings, lock, skipped), work) / "data"
 
-    if preparing.made(out, MARK, {"name": manifest.name, "limit": options.limit}, make):
+    if preparing.made(out, MARK, {"name": manifest.name, "limit": options.limit}, make, refuses=True):
         summary.show_result(out, options.show)
         return True
     record = _check_same(out, settings, texts or [])

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ...console import say
 from ...files import read_lines
-from . import folder as data_folder
 from .folder import CorpusRecord
 
 # The fraction of a validation or test set that may also be in the training text without a warning.
@@ -16,7 +15,7 @@ LEAKAGE = 0.1
 
 def show_result(out: Path, show: bool) -> None:
     """Print a summary of a data folder."""
-    record = data_folder.read(out)
+    record = CorpusRecord.of(out)
     for split, lines in record.lines.items():
         sides = " and ".join(f"{count:,} {language}" for language, count in record.tokens[split].items())
         phrases = [f"{split}: {lines.kept:,} of {lines.read:,} pairs, {sides} subwords"]
