@@ -108,7 +108,7 @@ def test_measures_are_means_over_images(tmp_path: Path) -> None:
     caption_scores.write_scores(captioning.scores_file(run, "test", "averaged"), scores)
     sentences = [likelihood.Sentence(2.0, 4), likelihood.Sentence(4.0, 2), likelihood.Sentence(6.0, 6)]
     likelihood.write_nll(tmp_path / "decode" / "test.averaged.nll", sentences)
-    measures = kinds.of_measure("CIDEr").measures
+    measures = kinds.of_measure("CIDEr").studied.measures
     assert measures["NLL"].parts(run, "test") == [[6.0, 6.0], [6.0, 6.0]]
     for name, expected in (("CIDEr", 90.0), ("NLL", 1.0)):
         parts = np.array(measures[name].parts(run, "test"))

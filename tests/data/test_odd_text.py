@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fairseq_resid.tasks.text import decoding, scoring
+from fairseq_resid.tasks.text import decoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,6 +22,7 @@ from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.evaluation import translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.files import read_lines, read_pairs
+from fairseq_resid.scoring import decoding, translation_scores
 
 BLANK = ["", " ", "\t", "\u200b", "\u00a0\u3000", "\ufeff", "▁"]
 ODD = [
@@ -195,10 +196,10 @@ def test_any_text_survives_log_and_scoring(tmp_path: Path) -> None:
             file.write(f"D-{number}\t-0.5\t{found[number]}\nP-{number}\t-0.5\n")
     assert decoding.read_hypotheses(log) == found
     for form in (TextForm("en"), TextForm("de", "moses"), TextForm("vi", "escaped")):
-        scores = scoring.side_by_side(found, found[::-1], form)
+        scores = translation_scores.side_by_side(found, found[::-1], form)
         assert all(0 <= score.value <= 100 for score in scores.values())
-    assert scoring.bleu(found, found).value == pytest.approx(100)
-    assert len(scoring.statistics(found, found[::-1])) == len(found)
+    assert translation_scores.bleu(found, found).value == pytest.approx(100)
+    assert len(translation_scores.statistics(found, found[::-1])) == len(found)
 
 
 # ------------------------------------------------------------------------------------------------ translation
