@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fairseq_resid.tasks.text import decoding
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
