@@ -12,7 +12,8 @@ from .. import connections
 from ..cli.progress import Progress
 from ..connections import ResidualConnection, sites
 from ..fairseq_patches import check_finite, load_checkpoint
-from ..runs.run import NUMBERED, FileState
+from ..runs.made_from import FileState
+from ..runs.run import NUMBERED
 from ..runs.trained_on import num_updates
 from ..scoring import kinds
 from ..scoring.loading import Loaded

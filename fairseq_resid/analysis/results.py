@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .. import records
-from ..runs.run import FileState
+from ..runs.made_from import FileState
 from ..scoring import kinds
 
 FORMAT = 1  # format version of analysis.json; incremented when older versions of this package would misread the file

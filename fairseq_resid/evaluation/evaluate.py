@@ -22,7 +22,8 @@ from ..export.engine import is_export
 from ..fairseq_patches.dictionaries import add_flag
 from ..files import write_text
 from ..runs import settings
-from ..runs.run import AverageNote, FileState, Results, Run, RunRecord
+from ..runs.made_from import FileState, MadeFrom, is_current
+from ..runs.run import Results, Run, RunRecord
 from ..scoring.task import LAST, ScoringJob
 from . import averaging, card, compare, exported
 from .job import find_job
@@ -39,16 +40,13 @@ def make_averages(job: ScoringJob[Any]) -> None:
 def make_average(output: Path, made_from: list[Path]) -> None:
     """Average these checkpoints unless the average is up to date; a JSON file next to it records its inputs."""
     note = output.with_suffix(".json")
-    known = records.remembered(note, AverageNote)
-    renewed = known.renewed(made_from, output) if known and output.is_file() else None
-    if renewed is not None:
-        records.write(note, renewed)
+    if is_current(output, note, [*made_from, output]):
         return
-    inputs = [FileState.of(file) for file in made_from]
+    inputs = MadeFrom.of(made_from)
     files = [str(file) for file in made_from]
     children.show(["fairseq-resid", "average", "--inputs", *files, "--output", str(output)])
     averaging.average(made_from, output)
-    records.write(note, AverageNote(inputs, FileState.of(output)))
+    records.write(note, replace(inputs, files=[*inputs.files, FileState.of(output)]))
 
 
 def evaluate(job: ScoringJob[Any]) -> Results:

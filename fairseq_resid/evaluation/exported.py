@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from .. import records
 from ..cli.progress import Progress
 from ..data.text import folder as text_folder
 from ..data.text.folder import Corpus, check_dictionaries
 from ..export import translator
 from ..export.engine import WRITER, Record, Search, check_lengths, load, read
 from ..files import sha256
-from ..runs.run import EVALUATE, AverageNote, Run
+from ..runs.made_from import MadeFrom
+from ..runs.run import EVALUATE, Run
 from ..scoring import translation_scores
 
 TOGETHER = 512  # sentences between progress reports
@@ -123,8 +123,8 @@ def of_run(record: Record, subset: str, signature: str, data: Path, search: Sear
     if model is None or results.bleu is None:
         return f"({record.checkpoint} of the run has no score)"
     file = run.file(record.checkpoint)
-    note = records.remembered(run.file("averaged.json"), AverageNote)
-    averaged = [one.file for one in note.inputs] if note else []
+    note = MadeFrom.read(run.file("averaged.json"))
+    averaged = [one.file for one in note.files[:-1]] if note else []
     updates = run.training_summary().num_updates  # None without a log, for example if the folder contains scores only
     reasons = {
         "other data": not is_same_folder(data, Path(results.data or record.data)),

@@ -20,15 +20,15 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from .. import records
 from ..data import folders
-from ..files import locked, reading, sha256
+from ..files import locked, reading
+from .made_from import MadeFrom
 from .training_command import TrainingCommand
 
 T = TypeVar("T")
@@ -184,61 +184,6 @@ class Results:
 
 
 @dataclass(frozen=True)
-class FileState:
-    """File fingerprint: name, size in bytes, modification time, and SHA-256, which is empty before version 1.1."""
-
-    file: str
-    size: int
-    mtime_ns: int
-    sha256: str = ""
-
-    @classmethod
-    def of(cls, path: Path) -> FileState:
-        status = path.stat()
-        return cls(path.name, status.st_size, status.st_mtime_ns, _content(path, status.st_size, status.st_mtime_ns))
-
-    def renewed(self, path: Path) -> FileState | None:
-        """Return the fingerprint with the file's modification time; None if the file differs.
-
-        The file is read only if its time differs, as after a copy.
-        """
-        status = path.stat()
-        if (self.file, self.size) != (path.name, status.st_size):
-            return None
-        if self.mtime_ns == status.st_mtime_ns:
-            return self
-        is_same = self.sha256 == _content(path, status.st_size, status.st_mtime_ns)
-        return replace(self, mtime_ns=status.st_mtime_ns) if is_same else None
-
-
-@cache
-def _content(path: Path, size: int, mtime_ns: int) -> str:
-    return sha256(path)
-
-
-def renewed_states(known: Sequence[FileState], paths: Sequence[Path]) -> list[FileState] | None:
-    """Return the fingerprints of files with their modification times; None if a file differs."""
-    if len(known) != len(paths):
-        return None
-    found = [one.renewed(path) for one, path in zip(known, paths, strict=True)]
-    renewed = [one for one in found if one is not None]
-    return renewed if len(renewed) == len(found) else None
-
-
-@dataclass(frozen=True)
-class AverageNote:
-    """averaged.json: the inputs of an average, and the fingerprint of its file."""
-
-    inputs: list[FileState]
-    output: FileState
-
-    def renewed(self, inputs: Sequence[Path], output: Path) -> AverageNote | None:
-        """Return the note with the files' modification times; None if a file differs."""
-        states = renewed_states([*self.inputs, self.output], [*inputs, output])
-        return AverageNote(states[:-1], states[-1]) if states else None
-
-
-@dataclass(frozen=True)
 class Run:
     """The folder of a training run, and the paths of the files in it."""
 
@@ -292,8 +237,8 @@ class Run:
         return file
 
     def _require_latest_average(self) -> None:
-        note = records.remembered(self.file("averaged.json"), AverageNote)
-        names = {one.file for one in note.inputs} if note else set()
+        note = MadeFrom.read(self.file("averaged.json"))
+        names = {one.file for one in note.files} if note else set()
         for by in NUMBERED:
             found = [file.name for file in self.numbered(by)]
             older = [name for name in found if name in names]

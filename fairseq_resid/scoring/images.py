@@ -20,7 +20,8 @@ from ..data import folders
 from ..data.images import folder as image_folder
 from ..data.images.folder import ImageData
 from ..files import read_rows, write_text
-from ..runs.run import EVALUATE, FileState, Results, Run, Scored, renewed_states
+from ..runs.made_from import MadeFrom, is_reused
+from ..runs.run import EVALUATE, Results, Run, Scored
 from . import significance
 from .task import (
     LAST,
@@ -35,7 +36,6 @@ from .task import (
     TableRows,
     Task,
     Words,
-    is_kept,
     mean_of_sums,
     score_of,
 )
@@ -100,15 +100,6 @@ def wrong(answers: Sequence[Answer]) -> list[bool]:
 def interval(answers: Sequence[Answer]) -> tuple[float, float]:
     """Return the 95% confidence interval (Wilson) of the error over images, in percent."""
     return significance.wilson(sum(wrong(answers)), len(answers))
-
-
-@dataclass(frozen=True)
-class AnswersNote:
-    """decode/SUBSET.last.json: the inputs from which the predictions next to it were made."""
-
-    checkpoint: FileState
-    data: str
-    file: FileState
 
 
 @dataclass(frozen=True)
@@ -183,16 +174,10 @@ def remembered_answers(job: ScoringJob[ImageData]) -> list[Answer]:
     """Return `answer(job)`, reusing the file in RUN/decode if its inputs have not changed."""
     file = answers_file(job.run, job.subset)
     note = file.with_suffix(".json")
-    part = job.data.path / f"{job.subset.split('+')[0]}.npy"
-
-    def renewed(known: AnswersNote) -> AnswersNote | None:
-        states = renewed_states([known.checkpoint, known.file], [job.run.last, part])
-        return AnswersNote(states[0], str(job.data.path.resolve()), states[1]) if states else None
-
-    if is_kept(file, note, AnswersNote, renewed, "the same files"):
+    inputs = [job.run.last, job.data.path / f"{job.subset.split('+')[0]}.npy"]
+    if is_reused(file, note, inputs):
         return read_answers(file)
-    mine = AnswersNote(FileState.of(job.run.last), str(job.data.path.resolve()), FileState.of(part))
-    given = answer(job)
+    mine, given = MadeFrom.of(inputs), answer(job)
     write_answers(file, given)
     records.write(note, mine)
     return given

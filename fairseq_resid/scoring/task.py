@@ -13,8 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from .. import records
-from ..console import say
 from ..data.folders import FolderKind
 from ..runs.run import Results, Run, Scored
 from ..runs.settings import Settings
@@ -366,18 +364,3 @@ def score_of(run: Run, results: Results, model: str, name: str) -> float:
 def article(noun: str) -> str:
     """Return a noun with its indefinite article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
-
-
-def is_kept(file: Path, note: Path, kind: type[N], renew: Callable[[N], N | None], made: str) -> bool:
-    """Return whether a file exists and its note is valid; if so, print that the file is reused.
-
-    kind: type of the note; renew: returns the note with the times of its files, or None if it is not valid
-    """
-    known = records.remembered(note, kind) if file.is_file() else None
-    renewed = None if known is None else renew(known)
-    if renewed is None:
-        return False
-    if renewed != known:
-        records.write(note, renewed)
-    say(f"{file}: made from {made}, reused")
-    return True

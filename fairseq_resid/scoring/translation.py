@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,8 @@ from ..data.text import folder as text_folder
 from ..data.text.bleu import perfect
 from ..data.text.folder import Corpus, check_texts, require_subset
 from ..files import read_lines, read_rows, write_text
-from ..runs.run import EVALUATE, ByModel, FileState, Results, Run, Scored, renewed_states
+from ..runs.made_from import MadeFrom, is_reused
+from ..runs.run import EVALUATE, ByModel, Results, Run, Scored
 from ..runs.trained_on import check_same_dictionaries, direction_of, find_data, setting
 from . import decoding, likelihood, published, significance, translation_scores
 from .task import (
@@ -34,7 +35,6 @@ from .task import (
     Texts,
     Words,
     check_conditions,
-    is_kept,
     mean_of_sums,
 )
 
@@ -56,61 +56,16 @@ class Translations:
     tokenize: str
 
 
-@dataclass(frozen=True)
-class DecodingNote:
-    """decode/SUBSET.MODEL.json or SUBSET.MODEL.nll.json.
-
-    It contains the inputs from which the hypotheses or the NLL next to it were made.
-    """
-
-    checkpoints: list[FileState]
-    data: str
-    files: list[FileState]
-    settings: dict[str, str | bool | None]
-    text: dict[str, str]
-    blank: list[int] = field(default_factory=list)  # indices of the blank sources
-
-    @classmethod
-    def of(
-        cls, job: ScoringJob[Any], model: ScoredModel, settings: dict[str, str | None], blank: Collection[int] = ()
-    ) -> DecodingNote:
-        return cls(
-            [FileState.of(file) for file in model.made_from],
-            str(job.data.path.resolve()),
-            [FileState.of(file) for file in job.data.inputs(job.subset)],
-            {**settings, "cpu": job.cpu},
-            {"form": job.data.form.form},
-            sorted(blank),
-        )
-
-    def renewed(
-        self, job: ScoringJob[Any], model: ScoredModel, settings: dict[str, str | None], blank: Collection[int] = ()
-    ) -> DecodingNote | None:
-        """Return the note with the times and paths of its files; None if the content or a setting differs."""
-        checkpoints = renewed_states(self.checkpoints, model.made_from)
-        files = renewed_states(self.files, job.data.inputs(job.subset))
-        is_same = self.settings == {**settings, "cpu": job.cpu} and self.text == {"form": job.data.form.form}
-        if checkpoints is None or files is None or not is_same or self.blank != sorted(blank):
-            return None
-        return replace(self, checkpoints=checkpoints, data=str(job.data.path.resolve()), files=files)
+def inputs(job: ScoringJob[Any], model: ScoredModel) -> list[Path]:
+    """Return the files that a translation by a model depends on."""
+    return [*model.made_from, *job.data.inputs(job.subset)]
 
 
-def is_reused(
-    file: Path,
-    note: Path,
-    job: ScoringJob[Any],
-    model: ScoredModel,
-    settings: dict[str, str | None],
-    blank: Collection[int] = (),
-) -> bool:
-    """Return whether a file was made from the same files with the same settings; if so, print that it is reused."""
-    return is_kept(
-        file,
-        note,
-        DecodingNote,
-        lambda known: known.renewed(job, model, settings, blank),
-        "the same files with the same settings",
-    )
+def settings_of(
+    job: ScoringJob[Any], settings: Mapping[str, str | None], blank: Collection[int] = ()
+) -> dict[str, Any]:
+    """Return everything else that a translation, or its NLL, depends on. blank: indices of the blank sources"""
+    return {**settings, "cpu": job.cpu, "form": job.data.form.form, "blank": sorted(blank)}
 
 
 def decoding_settings(job: ScoringJob[Any]) -> dict[str, str | None]:
@@ -127,10 +82,10 @@ def translate(
     Raises: DecodingError if fairseq-generate fails or skips a sentence.
     """
     log, hypotheses, note = (job.decoded(model.name, kind) for kind in ("log", "hyp", "json"))
-    settings = decoding_settings(job)
-    if is_reused(hypotheses, note, job, model, settings, blank):
+    settings = settings_of(job, decoding_settings(job), blank)
+    if is_reused(hypotheses, note, inputs(job, model), settings):
         return read_lines(hypotheses)
-    mine, corpus = DecodingNote.of(job, model, settings, blank), job.data
+    mine, corpus = MadeFrom.of(inputs(job, model), settings), job.data
     command = decoding.generate_command(
         corpus.path,
         model.file,
@@ -155,9 +110,10 @@ def translate(
 def reference_nll(job: ScoringJob[Any], model: ScoredModel) -> list[likelihood.Sentence]:
     """Return the NLL of every reference under one model, reusing RUN/decode if its inputs have not changed."""
     file, note = (job.decoded(model.name, kind) for kind in ("nll", "nll.json"))
-    if is_reused(file, note, job, model, {}):
+    settings = settings_of(job, {})
+    if is_reused(file, note, inputs(job, model), settings):
         return likelihood.read_nll(file)
-    mine = DecodingNote.of(job, model, {})
+    mine = MadeFrom.of(inputs(job, model), settings)
     sentences = likelihood.measure_nll(job, model.file)
     file.parent.mkdir(exist_ok=True)
     likelihood.write_nll(file, sentences)

@@ -26,7 +26,8 @@ from fairseq_resid.analysis.model import choose_examples, load_for_analysis
 from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.connections import sites
-from fairseq_resid.runs.run import FileState, Run, RunRecord
+from fairseq_resid.runs.made_from import FileState
+from fairseq_resid.runs.run import Run, RunRecord
 from fairseq_resid.scoring.loading import Loaded
 from fairseq_resid.scoring.translation import TRANSLATION
 from support import structures

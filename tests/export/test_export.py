@@ -30,7 +30,8 @@ from fairseq_resid.export.engine import Hypothesis, Search
 from fairseq_resid.export.proof import bleu_of
 from fairseq_resid.export.translator import Translator
 from fairseq_resid.files import read_lines
-from fairseq_resid.runs.run import AverageNote, ByModel, FileState, Results, Run, TrainingSummary
+from fairseq_resid.runs.made_from import FileState, MadeFrom
+from fairseq_resid.runs.run import ByModel, Results, Run, TrainingSummary
 from fairseq_resid.scoring import translation_scores
 from support.engines import need
 
@@ -197,7 +198,7 @@ def test_score_of_a_run_is_shown_only_if_the_run_is_unchanged(
     run = Run(tmp_path / "run")
     run.path.mkdir()
     run.train_log.write_text('2026-01-02 03:04:05 | INFO | train | {"num_updates": "50"}\n')
-    note = AverageNote([FileState("checkpoint2.pt", 1, 1)], FileState("averaged.pt", 1, 1))
+    note = MadeFrom([FileState("checkpoint2.pt", 1, 1), FileState("averaged.pt", 1, 1)])
     records.write(run.file("averaged.json"), note)
     decoding = {"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50"}
     training, scores = TrainingSummary(num_updates=updates), ByModel(averaged=1.0, last=2.0)

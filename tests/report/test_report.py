@@ -22,7 +22,8 @@ from fairseq_resid.analysis import analyze
 from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
 from fairseq_resid.evaluation import compare
 from fairseq_resid.report import differences, findings, glossary, report
-from fairseq_resid.runs.run import FileState, Run
+from fairseq_resid.runs.made_from import FileState
+from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring.task import Texts
 from fairseq_resid.study import plan
 from fairseq_resid.study import plots as study_plots

@@ -17,7 +17,8 @@ import torch
 from fairseq_resid import records
 from fairseq_resid.cli import machine
 from fairseq_resid.runs import launch
-from fairseq_resid.runs.run import AverageNote, FileState, Run
+from fairseq_resid.runs.made_from import FileState, MadeFrom
+from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.training_command import TrainingCommand
 from support.fake_training import calls
 
@@ -193,7 +194,7 @@ def test_average_from_before_the_end_of_training_is_refused(tmp_path: Path) -> N
     for name in ("checkpoint_1_9.pt", "checkpoint_2_18.pt", "checkpoint_last.pt", "averaged.pt"):
         torch.save({}, tmp_path / name)
     made_from = [FileState.of(tmp_path / name) for name in ("checkpoint_1_9.pt", "checkpoint_2_18.pt")]
-    records.write(tmp_path / "averaged.json", AverageNote(made_from, FileState.of(run.averaged)))
+    records.write(tmp_path / "averaged.json", MadeFrom([*made_from, FileState.of(run.averaged)]))
     (tmp_path / "checkpoint_1_9.pt").unlink()
     assert run.checkpoint() == run.averaged
     torch.save({}, tmp_path / "checkpoint_10_90.pt")
