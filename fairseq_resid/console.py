@@ -71,7 +71,6 @@ def markdown(text: object, in_table: bool = False) -> str:
 
 
 def code(text: object) -> str:
-    """Return a text as a Markdown code span."""
     shown = printable(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
     padding = " " if not shown.strip() or "`" in (shown[:1], shown[-1:]) else ""

@@ -22,12 +22,10 @@ from .results import Analysis, read_analysis
 
 
 def analysis_file(run: Run) -> Path:
-    """Return the path of a run's analysis."""
     return run.file("analysis/analysis.json")
 
 
 def remembered_analysis(run: Run) -> Analysis | None:
-    """Return a run's analysis, or None if it cannot be read."""
     try:
         return read_analysis(analysis_file(run))
     except (OSError, ValueError):

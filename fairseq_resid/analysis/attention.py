@@ -40,7 +40,6 @@ class Map:
     layers: list[list[list[float]]]
 
     def mean(self) -> list[list[float]]:
-        """Return the mean over layers."""
         rows = range(len(self.target))
         columns = range(len(self.source))
         return [[sum(layer[i][j] for layer in self.layers) / len(self.layers) for j in columns] for i in rows]

@@ -15,7 +15,6 @@ MOST_LINES = 6  # coefficients per plot; analysis.json contains all of them
 
 
 def stacks(analysis: Analysis) -> dict[str, dict[str, Site]]:
-    """Return the sites of each stack."""
     found: dict[str, dict[str, Site]] = {}
     for name, site in analysis.sites.items():
         found.setdefault(site.stack, {})[name] = site
@@ -63,7 +62,6 @@ def lines(axis: Any, sites: dict[str, Site], value: Callable[[Site], float | Non
 
 
 def names(analysis: Analysis) -> list[str]:
-    """Return the names of all coefficients, in the order of their first appearance."""
     return list(dict.fromkeys(name for site in analysis.sites.values() for name in site.coefficients))
 
 
@@ -115,7 +113,6 @@ def histograms(analysis: Analysis, path: Path) -> None:
 
 
 def having(analysis: Analysis, name: str) -> list[Site]:
-    """Return the sites that have the coefficient."""
     return [site for site in analysis.sites.values() if name in site.coefficients]
 
 

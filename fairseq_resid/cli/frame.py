@@ -136,7 +136,6 @@ def _interrupted(prog: str, again: str, code: int) -> int:
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of an error."""
     copies = error.args[0] if isinstance(error, shutil.Error) else None
     # shutil.copytree lists all files that it failed to copy, as (source, target, reason).
     return str(copies[0][2] if isinstance(copies, list) else error)

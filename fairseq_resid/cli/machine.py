@@ -23,7 +23,6 @@ def processor() -> str:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -39,7 +38,6 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def python() -> str:
-    """Return the version of Python."""
     return platform.python_version()
 
 

@@ -49,7 +49,6 @@ def set_verbose(on: bool | None) -> None:
 
 
 def is_verbose() -> bool:
-    """Return whether all messages are shown."""
     return os.environ.get("FAIRSEQ_RESID_VERBOSE", "") not in ("", "0") if _verbose is None else _verbose
 
 

@@ -97,14 +97,12 @@ def amount(value: int | str) -> str:
 
 
 def prepared(settings: dict[str, Any]) -> str:
-    """Return the settings used to prepare a data folder, on one line."""
     named = ("name", "source", "target")  # shown elsewhere on the card
     given = {name: value for name, value in settings.items() if name not in named and value not in (None, "")}
     return ", ".join(f"{name} {value}" for name, value in given.items())
 
 
 def machine(hardware: Hardware) -> str:
-    """Return a description of a machine on one line."""
     gpus = f"; {', '.join(hardware.gpus)}" if hardware.gpus else ""
     return f"{hardware.cpu}, {hardware.cores} {'core' if hardware.cores == 1 else 'cores'}{gpus}"
 

@@ -30,7 +30,6 @@ def headings(runs: dict[Path, Results]) -> tuple[str, ...]:
 
 
 def rows(runs: dict[Path, Results]) -> list[tuple[str, ...]]:
-    """Return the rows of the table."""
     names = distinct_names([*runs])
     return [row(name, path, results) for name, (path, results) in zip(names, runs.items(), strict=True)]
 
@@ -77,12 +76,10 @@ def notes(runs: dict[Path, Results]) -> list[str]:
 
 
 def markdown(runs: dict[Path, Results]) -> str:
-    """Return the table as Markdown."""
     return layout.markdown(headings(runs), rows(runs), notes(runs), LEFT)
 
 
 def show(runs: dict[Path, Results], console: Console) -> None:
-    """Print the table."""
     layout.show(headings(runs), rows(runs), notes(runs), LEFT, console)
 
 

@@ -137,7 +137,6 @@ def fill_sublayer(layer: Any, sublayer: Any) -> None:
 
 
 def fill_norm(spec: Any, norm: Any) -> None:
-    """Fill in the gain and bias of a LayerNorm."""
     spec.gamma, spec.beta = norm.gain.numpy(), norm.bias.numpy()
 
 

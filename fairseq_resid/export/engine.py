@@ -147,7 +147,6 @@ def check_package(name: str, package: str) -> None:
 
 
 def is_export(folder: Path) -> bool:
-    """Return whether a folder contains an export."""
     return (folder / RECORD).is_file()
 
 

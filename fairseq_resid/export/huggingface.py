@@ -253,7 +253,6 @@ def weights_of(folded: Any) -> dict[str, Any]:
 
 
 def norm(name: str, made: Any) -> dict[str, Any]:
-    """Return the weights of a LayerNorm."""
     return {f"{name}.weight": made.gain, f"{name}.bias": made.bias}
 
 
@@ -498,12 +497,10 @@ class Model:
         return found
 
     def inputs(self, sources: Sequence[Sequence[str]]) -> dict[str, Any]:
-        """Return the padded source side of a batch."""
         ids = padded([[*self.ids(source, self.source), SPECIAL[EOS]] for source in sources])
         return {"input_ids": ids, "attention_mask": (ids != SPECIAL[PAD]).long()}
 
     def ids(self, words: Sequence[str], vocabulary: Mapping[str, int]) -> list[int]:
-        """Return the indices of subwords."""
         return [vocabulary.get(word, SPECIAL[UNK]) for word in words]
 
     def text(self, ids: Sequence[int]) -> list[str]:
@@ -513,7 +510,6 @@ class Model:
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Any:
-    """Return rows of indices as one padded tensor."""
     import torch
 
     width = max(map(len, rows))

@@ -31,11 +31,9 @@ class StockSite(nn.Module):
         self.norm, self.is_before, self.weight = norm, is_before, weight
 
     def enter(self, x: Tensor) -> Tensor:
-        """Return the initial state of a stack."""
         return x
 
     def branch_input(self, x: Tensor) -> Tensor:
-        """Return the input of the sublayer."""
         return self.norm(x) if self.is_before else x  # type: ignore[no-any-return]
 
     def forward(self, x: Tensor, f: Tensor) -> Tensor:

@@ -43,11 +43,9 @@ class Vocabulary:
         self.end, self.padding, self.unknown = (self.numbers[word] for word in (EOS, PAD, UNK))
 
     def encode(self, sentence: Sequence[str]) -> list[int]:
-        """Return the ids of the words of a sentence, without </s>."""
         return [self.numbers.get(word, self.unknown) for word in sentence]
 
     def decode(self, numbers: Sequence[int]) -> tuple[str, ...]:
-        """Return the words with these ids."""
         return tuple(self.words[number] for number in numbers)
 
 
@@ -180,7 +178,6 @@ class Model:
         return found
 
     def encode(self, sources: list[list[int]]) -> list[Any]:
-        """Return the encoder's output for a batch of sources: padding mask, keys and values."""
         tokens = padded([[*source, self.source.end] for source in sources], self.source.padding, left=True)
         return self.run(ENCODER, self.encoder, [tokens])
 
@@ -189,7 +186,6 @@ class Model:
         return self.run(STEP, self.decoder, [token, np.array(step), *memory, keys, values])
 
     def run(self, name: str, graph: Any, given: list[Any]) -> list[Any]:
-        """Return the outputs of a graph."""
         found: list[Any] = graph.run(OUTPUTS[name], dict(zip(INPUTS[name], given, strict=True)))
         return found
 

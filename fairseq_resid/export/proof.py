@@ -211,7 +211,6 @@ def fairseq_translations(loaded: Any, pairs: Sequence[Pair], search: Search) -> 
 
 
 def words(dictionary: Any, ids: Any) -> list[str]:
-    """Return the symbols of a sentence without </s>."""
     return [dictionary[index] for index in ids.tolist() if index != dictionary.eos()]
 
 

@@ -226,7 +226,6 @@ def _say_unknown(path: str, recorded: str, own: str) -> None:
 
 
 def is_allowed() -> bool:
-    """Return whether other dictionaries are accepted."""
     return os.environ.get(ALLOWED) == "1"
 
 

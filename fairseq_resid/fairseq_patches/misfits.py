@@ -28,7 +28,6 @@ def _names(what: str, said: str) -> list[str]:
 
 
 def _layers(names: Iterable[str]) -> dict[str, int]:
-    """Return the number of layers of every stack."""
     found: dict[str, set[str]] = {}
     for match in filter(None, map(LAYER.match, names)):
         found.setdefault(match[1], set()).add(match[2])

@@ -110,7 +110,6 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
 
     @staticmethod
     def add_image_flags(parser: Any) -> None:
-        """Add the flags of every image model."""
         add_flags(parser, "xskip", NORMS)
 
     @classmethod

@@ -185,7 +185,6 @@ def build_site(cfg, place: Place, layer_name: str) -> connections.ResidualConnec
 
 
 def build_sites(cfg, places: Sequence[Place], layer_name: str) -> list[connections.ResidualConnection]:  # type: ignore[no-untyped-def]
-    """Return the connections of a layer."""
     first, *others = (build_site(cfg, place, layer_name) for place in places)
     for site in others:
         site.share(first)

@@ -138,7 +138,6 @@ def check_widths(args: argparse.Namespace, widths: Iterable[int]) -> None:
 
 
 def options_of(cfg: Any) -> dict[str, Any]:
-    """Return the options of the structure in a config."""
     return {name: getattr(cfg, name) for name in connections.options(cfg.residual)}
 
 
@@ -193,7 +192,6 @@ class Structured:
         return connections.function_differences(cfg, self.cfg)
 
     def named(self) -> str:
-        """Return the flag that names the model."""
         residual = getattr(self.cfg, "residual", None)
         return f"--residual {residual}" if residual else f"--arch {self.cfg.arch}"
 

@@ -88,7 +88,6 @@ class LearnedPart:
 
 
 def figure(path: Path, caption: str) -> Figure:
-    """Return the plot from a file."""
     return Figure(base64.b64encode(path.read_bytes()).decode("ascii"), caption)
 
 

@@ -16,7 +16,6 @@ FOLDER = Path(__file__).with_name("recipes")  # scripts/recipes, and package dat
 
 
 def available() -> dict[str, Path]:
-    """Return the shipped recipes by name."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.txt"))}
 
 

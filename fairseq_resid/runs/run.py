@@ -190,7 +190,6 @@ class Run:
     path: Path
 
     def file(self, name: str) -> Path:
-        """Return the path of a file or folder inside the run folder."""
         return self.path / name
 
     def files(self, pattern: str) -> list[Path]:

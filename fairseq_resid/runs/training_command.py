@@ -87,7 +87,6 @@ class TrainingCommand:
             raise ValueError(f"{flag} {value}: must be one whole number") from None
 
     def without(self, flags: Iterable[str]) -> TrainingCommand:
-        """Return the command without some flags."""
         dropped = set(flags)
         return replace(self, flags=tuple(group for group in self.flags if group[0] not in dropped))
 

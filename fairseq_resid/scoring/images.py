@@ -89,7 +89,6 @@ def error_of(answers: Sequence[Answer]) -> float:
 
 
 def nll_of(answers: Sequence[Answer]) -> float:
-    """Return the mean NLL."""
     return statistics.fmean(one.nll for one in answers)
 
 

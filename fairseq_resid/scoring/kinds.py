@@ -26,12 +26,10 @@ def of_name(name: str | None) -> Task[Any]:
 
 
 def of_checkpoint(cfg: Any) -> Task[Any]:
-    """Return the task named in a checkpoint's cfg."""
     return of_name(task_of(cfg))
 
 
 def of_results(results: Results) -> Task[Any]:
-    """Return the task that results belong to."""
     return _first(lambda task: task.has_made(results), TASKS[-1])
 
 
@@ -46,5 +44,4 @@ def of_measure(measure: str) -> Task[Any]:
 
 
 def measures() -> list[str]:
-    """Return all measures that a study can use."""
     return list(dict.fromkeys(measure for task in TASKS for measure in task.studied.measures))

@@ -138,7 +138,6 @@ class Measure:
 
 
 def mean_of_sums(summed: np.ndarray) -> float:
-    """Return the mean from a sum and a count."""
     return float(summed[0] / summed[1])
 
 

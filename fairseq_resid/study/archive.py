@@ -29,7 +29,6 @@ def archive_file(kept: Path) -> Path:
 
 
 def run_folders(kept: Path) -> list[Path]:
-    """Return the folders of the kept runs, in alphabetical order."""
     return [note.parent for note in sorted(kept.glob("*/study.json")) if note.parent.suffix != ".partial"]
 
 

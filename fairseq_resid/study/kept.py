@@ -61,7 +61,6 @@ class Note:
 
 
 def note_file(folder: Path) -> Path:
-    """Return the path of a run's study.json."""
     return folder / "study.json"
 
 

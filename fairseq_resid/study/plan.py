@@ -131,7 +131,6 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def task(self) -> Task[Any]:
-        """The task that its models are trained on."""
         return kinds.of_measure(self.measure)
 
     @property
@@ -149,7 +148,6 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def all_tests(self) -> tuple[str, ...]:
-        """The test sets of all measures."""
         return tuple(dict.fromkeys(test for measure in self.task.studied.measures for test in self.tests_of(measure)))
 
 
@@ -177,7 +175,6 @@ class Planned:
 
     @property
     def name(self) -> str:
-        """The name of the run's folder."""
         value = "" if self.value is None else f".{self.value:g}"
         return f"{self.setting}.{self.arm}{value}.{'tuning' if self.is_tuning else f'seed{self.seed}'}"
 

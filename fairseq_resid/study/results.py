@@ -290,7 +290,6 @@ def mean_curve(found: Sequence[Mapping[int, float]]) -> list[tuple[int, float]]:
 
 
 def machine(record: RunRecord) -> str:
-    """Describe the hardware of a run."""
     hardware = record.sessions[-1].hardware
     if hardware.gpus:
         return f"{len(hardware.gpus)} x {hardware.gpus[0]}"

@@ -98,7 +98,6 @@ def read_state(study: Study, place: StudyFolders) -> State:
 
 
 def command(place: StudyFolders, run: Planned, weights: bool) -> list[str]:
-    """Return the command that executes a run."""
     argv = [sys.executable, "-m", "fairseq_resid", "study", str(place.file), "--only", run.name]
     argv += ["--work", str(place.work), "--kept", str(place.kept)]
     return argv + (["--weights"] if weights else [])

@@ -110,12 +110,10 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
 
 
 def asked(manifest: CaptionManifest, options: CaptionOptions) -> dict[str, Any]:
-    """Return the settings that a folder is made with."""
     return {"name": manifest.name, "captions": sha256(options.captions), "features": options.features.resolve().name}
 
 
 def read_of(options: CaptionOptions) -> dict[str, str]:
-    """Return the checksums of the input, by name."""
     captions, features = options.captions, options.features
     return {captions.name: sha256(captions), features.resolve().name: state_of(features)}
 

@@ -110,12 +110,10 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
 
 
 def _images(folder: os.DirEntry[str], name: str) -> list[ImageFile]:
-    """Return the image files of a class."""
     return [ImageFile(Path(entry.path), f"{name}/{entry.name}") for entry in _entries(Path(folder.path))]
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the entries of a folder, sorted by name."""
     with os.scandir(folder) as found:
         return sorted(found, key=lambda entry: entry.name)
 

@@ -39,7 +39,6 @@ CUSTOM = ImageManifest("custom")  # the user's own images
 
 
 def names() -> list[str]:
-    """Return the names of the corpora that can be prepared."""
     return [*sorted(path.stem for path in MANIFESTS.glob("*.yaml")), CUSTOM.name]
 
 

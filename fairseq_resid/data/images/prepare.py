@@ -248,7 +248,6 @@ def moments(histogram: np.ndarray) -> tuple[list[float], list[float]]:
 
 
 def _balance(counts: np.ndarray, classes: Sequence[str]) -> str:
-    """Describe the number of images per class."""
     low, high = int(np.argmin(counts)), int(np.argmax(counts))
     if counts[low] == counts[high]:
         return f"{counts[low]:,} per class"

@@ -200,7 +200,6 @@ class CorpusRecord(Recorded):
         return "none" if self.text.form in TOKENISED else default_tokenizer(target)
 
     def forms(self) -> dict[str, TextForm]:
-        """Return the form of each language's text."""
         text = self.text
         return TextForm.of_sides(self.source, self.target, text.form, text.normalize, text.split_hyphens)
 

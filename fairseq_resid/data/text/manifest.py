@@ -89,7 +89,6 @@ def number_of_test(split: str) -> int:
 
 
 def names() -> list[str]:
-    """Return the names of the corpora that have a manifest."""
     return sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
 
 

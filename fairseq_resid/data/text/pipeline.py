@@ -425,7 +425,6 @@ def deduplicate(job: Job, tokenised: FinishedStep[Kept], folder: Path) -> Kept:
 
 
 def learn(job: Job, training: FinishedStep[Kept], folder: Path) -> Learned:
-    """Learn the BPE from the training text."""
     files, total = job.sides(training.folder, "train"), training.result.pairs["train"].kept
     kind, size, normalizer = job.manifest.subwords, job.manifest.vocab_size, job.manifest.spm_normalizer
     return Learned(subwords.learn(kind, files, total, size, folder / FILES[kind], normalizer))
@@ -525,7 +524,6 @@ def judge(job: Job, text: sources.Text, extracted: ExtractedText) -> tuple[str, 
 
 
 def differences(job: Job, extracted: Extracted) -> list[str]:
-    """Return how the texts differ from the manifest."""
     found = (judge(job, text, extracted.texts[text.label])[1] for text in job.texts)
     return list(dict.fromkeys(difference for some in found for difference in some))
 
@@ -581,7 +579,6 @@ def corpus_record(
 
 
 def _source(job: Job, text: sources.Text, extracted: ExtractedText) -> SourceText:
-    """Return the entry of a text in corpus.json."""
     status, _ = judge(job, text, extracted)
     # Only a checksum proves that this is the text from that URL.
     origin = text.address if status == "released" else None

@@ -32,7 +32,6 @@ class Segmenter:
             raise ValueError(f"{model}: not a {kind} model: {error}") from None
 
     def encode(self, lines: Sequence[str]) -> list[list[str]]:
-        """Return the subwords of every line."""
         if self.kind == "sentencepiece":
             encoded: list[list[str]] = self._model.encode(list(lines), out_type=str, num_threads=1)
             return encoded

@@ -66,7 +66,6 @@ class Text:
         return expected is not None and bool(expected.sha256 or expected.md5) and self.difference is None
 
     def output(self, folder: Path) -> Path:
-        """Return the path of the extracted text."""
         return folder / f"{self.split}.{self.part.name}.{self.language}"
 
 
