@@ -163,7 +163,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shell("data-prep/phrasebook.py --out raw --train 400 --valid 20 --test 20", copy)
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
     custom.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
-    (structure,) = [block for kind, block in BLOCKS if kind == "python" and "from .registry import" in block]
+    (structure,) = [block for kind, block in BLOCKS if kind == "python" and "from .core import" in block]
     (copy / "fairseq_resid" / "connections" / "scaled_branch.py").write_text(structure)
     return copy
 
