@@ -67,11 +67,13 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
     batch script by itself is not a step). The variables of torchrun and Slurm are converted to fairseq's flags: fairseq
     reads the environment too, but on a CPU it would start several unconnected training runs in the same folder.
 
-    Raises: see `first_host`.
+    Raises: ValueError if WORLD_SIZE is set without RANK; see also `first_host`.
     """
     if "--distributed-init-method" in given:
         return Rank(given.integer("--distributed-rank"), given.integer("--distributed-world-size", 1), (), {})
     if environ.get("WORLD_SIZE", "1") != "1":
+        if "RANK" not in environ:  # every process would take itself for rank 0, and wait for the others
+            raise ValueError(f"WORLD_SIZE={environ['WORLD_SIZE']}: RANK must be set too, as torchrun does")
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
     elif {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"} <= environ.keys():
         names = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID")

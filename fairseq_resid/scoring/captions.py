@@ -216,6 +216,7 @@ class Captioning(Task[CaptionData]):
     def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
         baseline, rows = candidates[0], self.list_apart(candidates[:1])[1]
         for each in candidates[1:]:
+            # CIDEr is a mean over images; its document frequencies are those of the whole test set in every resample.
             than = significance.bootstrap(each.outputs.cider, baseline.outputs.cider)
             tests = (f"{than.difference:+.2f}", f"{than.low:+.2f} to {than.high:+.2f}", f"{than.p:.4f}")
             rows.append((each.name, each.results.architecture, f"{each.score:.2f}", *tests, self._beside(each)))

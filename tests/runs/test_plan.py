@@ -228,6 +228,8 @@ def test_torchrun_processes_are_recognised() -> None:
     seen_alone = devices.rank(TORCHRUN, TrainingCommand(), 1)
     assert seen_alone and seen_alone.flags[-1] == "0"
     assert devices.rank({**TORCHRUN, "WORLD_SIZE": "1", "RANK": "0"}, TrainingCommand(), 2) is None
+    with pytest.raises(ValueError, match="WORLD_SIZE=4: RANK must be set too"):
+        devices.rank({"WORLD_SIZE": "4"}, TrainingCommand(), 2)
 
 
 def test_launched_processes_share_the_effective_batch() -> None:
