@@ -24,7 +24,7 @@ from measure import clock, machine, positive, shown, speed_ratio, spread, take_t
 from torch import Tensor, nn
 
 from fairseq_resid import models  # noqa: F401  (registers the architectures)
-from fairseq_resid.data.images import folder as images
+from fairseq_resid.data.images import image_folder as images
 from fairseq_resid.tasks.images import ImageDataset
 
 PLAIN, CONTIGUOUS = "plain", "plain, contiguous"

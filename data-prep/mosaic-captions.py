@@ -31,8 +31,8 @@ import torch
 from fairseq_resid.cli import frame
 from fairseq_resid.cli.progress import Progress
 from fairseq_resid.data import folders
-from fairseq_resid.data.captions import prepare
-from fairseq_resid.data.images import folder as images
+from fairseq_resid.data.captions import prepare_captions as prepare
+from fairseq_resid.data.images import image_folder as images
 from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.trained_on import find_data, is_trained_on

@@ -15,8 +15,11 @@ from .version import __version__
 # Command name: (module with its main(), description).
 COMMANDS = {
     "prepare": ("data.text.prepare", "prepare a data folder from a known corpus or your own text"),
-    "prepare-images": ("data.images.prepare", "prepare image data: CIFAR-10, CIFAR-100, or one folder per class"),
-    "prepare-captions": ("data.captions.prepare", "prepare image captions and region features, such as those of COCO"),
+    "prepare-images": ("data.images.prepare_images", "prepare images: CIFAR-10, CIFAR-100, or one folder per class"),
+    "prepare-captions": (
+        "data.captions.prepare_captions",
+        "prepare captions and region features, as of COCO",
+    ),
     "train": ("runs.launch", "train with a recipe, or resume a training run"),
     "evaluate": ("evaluation.evaluate", "average the last checkpoints, decode and score"),
     "average": ("evaluation.averaging", "average checkpoints"),

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..files import sha256
-from .captions import folder as captions
-from .images import folder as images
+from .captions import caption_folder as captions
+from .images import image_folder as images
 from .recorded import FolderRecord
 from .text import folder as text
 from .text.folder import check_dictionaries

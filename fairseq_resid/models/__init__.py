@@ -14,8 +14,8 @@ fairseq_patches.apply()
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
 
-from ..data.captions import folder as captions  # noqa: E402
-from ..data.images import folder as images  # noqa: E402
+from ..data.captions import caption_folder as captions  # noqa: E402
+from ..data.images import image_folder as images  # noqa: E402
 from .translation import ResidualTransformerModel  # noqa: E402
 
 # The task that trains each model, by the model's name in fairseq's registry.

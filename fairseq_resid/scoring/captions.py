@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..data import folders
-from ..data.captions import folder as caption_folder
-from ..data.captions.folder import CaptionData
+from ..data.captions import caption_folder
+from ..data.captions.caption_folder import CaptionData
 from ..files import read_lines, sha256
 from ..runs.run import EVALUATE, Results, Run, Scored
 from ..runs.trained_on import check_same_dictionaries

@@ -17,8 +17,8 @@ import numpy as np
 from .. import records
 from ..cli.progress import Progress
 from ..data import folders
-from ..data.images import folder as image_folder
-from ..data.images.folder import ImageData
+from ..data.images import image_folder
+from ..data.images.image_folder import ImageData
 from ..files import read_rows, write_text
 from ..runs.made_from import MadeFrom, is_reused
 from ..runs.run import EVALUATE, Results, Run, Scored

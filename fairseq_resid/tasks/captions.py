@@ -11,8 +11,8 @@ from fairseq.data import Dictionary, FairseqDataset, data_utils
 from fairseq.tasks import LegacyFairseqTask, register_task
 
 from .. import models  # noqa: F401  (patches fairseq)
-from ..data.captions import folder as captions
-from ..data.captions.folder import CaptionData
+from ..data.captions import caption_folder as captions
+from ..data.captions.caption_folder import CaptionData
 from ..data.text.folder import check_dictionaries
 from ..fairseq_patches import UserError
 

@@ -9,7 +9,7 @@ import torch
 from fairseq.criterions import FairseqCriterion, register_criterion
 from fairseq.logging import metrics
 
-from ..data.images.folder import TASK
+from ..data.images.image_folder import TASK
 
 
 @register_criterion(TASK)

@@ -18,8 +18,8 @@ from fairseq.tasks import LegacyFairseqTask, register_task
 from .. import models  # noqa: F401  (patches fairseq)
 from ..cli.frame import integer
 from ..data.images import augmentation
-from ..data.images import folder as images
-from ..data.images.folder import ImageRecord
+from ..data.images import image_folder as images
+from ..data.images.image_folder import ImageRecord
 from ..fairseq_patches import UserError
 
 # Offset of the shuffling in the random stream of a seed and an epoch, far beyond the offsets of crops and flips.

@@ -13,7 +13,7 @@ import pytest
 
 from fairseq_resid.__main__ import main
 from fairseq_resid.cli.frame import MissingPackage
-from fairseq_resid.data.captions import folder
+from fairseq_resid.data.captions import caption_folder as folder
 from fairseq_resid.files import sha256
 from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring import caption_scores, kinds, likelihood, significance

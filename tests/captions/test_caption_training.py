@@ -16,7 +16,7 @@ import torch
 
 from fairseq_resid import tasks
 from fairseq_resid.__main__ import main
-from fairseq_resid.data.captions import folder
+from fairseq_resid.data.captions import caption_folder as folder
 from fairseq_resid.evaluation import averaging
 from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.runs.run import Run

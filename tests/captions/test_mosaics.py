@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fairseq_resid.data.captions import folder
-from fairseq_resid.data.images import folder as image_folder
+from fairseq_resid.data.captions import caption_folder as folder
+from fairseq_resid.data.images import image_folder
 from support.image_models import FLAGS, build, train, weights, write_data
 from support.scripts import imported
 

@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from fairseq_resid.data import folders
-from fairseq_resid.data.captions import features, folder, karpathy, prepare
+from fairseq_resid.data.captions import caption_folder as folder
+from fairseq_resid.data.captions import features, karpathy
+from fairseq_resid.data.captions import prepare_captions as prepare
 from support import captions
 from support.captions import error_of, images, line, main, regions, write_json, write_tsv
 

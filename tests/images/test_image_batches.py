@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fairseq_resid.data.images import augmentation
-from fairseq_resid.data.images import folder as images
+from fairseq_resid.data.images import image_folder as images
 from fairseq_resid.tasks.images import ImageClassificationTask, ImageDataset
 
 pytestmark = pytest.mark.once

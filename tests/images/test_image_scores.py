@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from fairseq_resid.__main__ import main
-from fairseq_resid.data.images.folder import ImageRecord
+from fairseq_resid.data.images.image_folder import ImageRecord
 from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring import images, significance
 from fairseq_resid.tasks.images import ImageDataset

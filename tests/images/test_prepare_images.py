@@ -12,7 +12,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from fairseq_resid.data.images import by_class, manifest, prepare
+from fairseq_resid.data.images import by_class, manifest
+from fairseq_resid.data.images import prepare_images as prepare
 from support import mirror
 from support.image_folders import CIFAR10, RELEASES, content, error_of, main, record_of, release, stored
 

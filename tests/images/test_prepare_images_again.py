@@ -88,7 +88,7 @@ def test_damaged_image_data_is_detected(by_classes: Path, made: Path, tmp_path: 
     assert "train.npy has" in said and "test.npy is missing" in said
 
 
-@pytest.mark.parametrize("stop", ["preparing.os.replace", "images.prepare.image_folder.begin", "images.prepare.sha256"])
+@pytest.mark.parametrize("stop", ["preparing.os.replace", "prepare_images.image_folder.begin", "prepare_images.sha256"])
 def test_interrupted_preparation_gives_same_result_when_repeated(
     stop: str, by_classes: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fairseq_resid.data.images import by_class
-from fairseq_resid.data.images import folder as image_folder
+from fairseq_resid.data.images import by_class, image_folder
 from support import mirror
 from support.image_folders import CIFAR10, CIFAR100, error_of, main, release
 

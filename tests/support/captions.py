@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairseq_resid.data.captions import prepare
+from fairseq_resid.data.captions import prepare_captions
 
 Capture = pytest.CaptureFixture[str]
 NOUNS = ("cat", "dog", "ship", "frog")
@@ -63,7 +63,7 @@ def write_tsv(path: Path, numbers: list[int]) -> Path:
 
 def main(out: Path, captions: Path, features: Path, *flags: object, name: str = "custom") -> int:
     given = [name, "--captions", captions, "--features", features, "--out", out, *flags]
-    return prepare.main(list(map(str, given)))
+    return prepare_captions.main(list(map(str, given)))
 
 
 def error_of(capsys: Capture, *given: Any, **named: Any) -> str:

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fairseq_resid.data.images import folder as image_folder
-from fairseq_resid.data.images import manifest, prepare
+from fairseq_resid.data.images import image_folder, manifest, prepare_images
 from support import mirror
 
 Capture = pytest.CaptureFixture[str]
@@ -23,7 +22,7 @@ def main(name: str, out: Path, *flags: object) -> int:
     given = ["--out", out, "--downloads", out.parent / "downloads", *flags]
     if "--workers" not in flags:
         given += ["--workers", 1]
-    return prepare.main([name, *map(str, given)])
+    return prepare_images.main([name, *map(str, given)])
 
 
 def error_of(capsys: Capture, name: str, out: Path, *flags: object) -> str:

@@ -16,7 +16,7 @@ from fairseq_resid import (
     tasks,  # noqa: F401  (registers the architectures)
 )
 from fairseq_resid.__main__ import main
-from fairseq_resid.data.images import folder as images
+from fairseq_resid.data.images import image_folder as images
 from fairseq_resid.files import sha256
 
 SHAPE = (3, 32, 32)

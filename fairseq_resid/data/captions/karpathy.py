@@ -11,7 +11,7 @@ from msgspec import Struct
 
 from ... import records
 from ..recorded import SPLITS
-from .folder import Captions
+from .caption_folder import Captions
 
 SPLIT_NAMES = {"train": "train", "restval": "train", "val": "valid", "test": "test"}
 LEAST = 5  # minimum count of a dictionary word in the training captions (SAS paper, section 4.3)

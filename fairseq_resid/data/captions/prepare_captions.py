@@ -22,9 +22,9 @@ from ...console import say
 from ...files import sha256, write_text
 from .. import preparing
 from ..recorded import SPLITS
-from . import folder as caption_folder
+from . import caption_folder
+from .caption_folder import DICTIONARY, PARTS, RECORD, CaptionRecord, Captions
 from .features import FeatureSource, open_features, state_of
-from .folder import DICTIONARY, PARTS, RECORD, CaptionRecord, Captions
 from .karpathy import LEAST, CaptionCorpus, read_corpus
 
 

@@ -28,10 +28,9 @@ from ...console import say
 from ...files import sha256
 from .. import preparing
 from ..recorded import SPLITS
-from . import folder as image_folder
+from . import image_folder, sources
 from . import manifest as manifests
-from . import sources
-from .folder import RECORD, ImageRecord
+from .image_folder import RECORD, ImageRecord
 from .manifest import ImageManifest
 from .sources import Images, ImageSourceOptions, Source
 
