@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write an English-Vietnamese phrasebook, generated from the words and sentence patterns of phrasebook.tsv.
 
-    data-prep/phrasebook.py --out DIR [--seed 1] [--train 8000] [--valid 500] [--test 500]
+    data-prep/phrasebook.py --out DIR [--seed 1] [--train 8000] [--valid 200] [--test 200]
 
 The script writes DIR/{train,valid,test}.{en,vi} and needs only Python. In every pattern, each combination of fillers
 for the slots that are held out (a noun and its adjective, a verb and its place ...) belongs to training, validation or
@@ -220,7 +220,7 @@ def draw_split(own: list[Space], size: int, generator: random.Random, seen: tupl
     raise AssertionError
 
 
-def draw(seed: int = 1, train: int = 8000, valid: int = 500, test: int = 500) -> dict[str, list[Example]]:
+def draw(seed: int = 1, train: int = 8000, valid: int = 200, test: int = 200) -> dict[str, list[Example]]:
     """Return the examples of each split; those of test and validation do not depend on the number for training."""
     seen: tuple[set[str], set[str]] = (set(), set())
     every, drawn = spaces(), {}
@@ -250,7 +250,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Write an English-Vietnamese phrasebook as raw text.")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="output folder")
     parser.add_argument("--seed", type=int, default=1, help="seed of the random selection (default: %(default)s)")
-    for split, size in (("train", 8000), ("valid", 500), ("test", 500)):
+    for split, size in (("train", 8000), ("valid", 200), ("test", 200)):
         parser.add_argument(f"--{split}", type=int, default=size, metavar="N", help=f"pairs (default: {size})")
     args = parser.parse_args()
     drawn = draw(args.seed, args.train, args.valid, args.test)

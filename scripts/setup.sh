@@ -17,11 +17,12 @@ Environment variables:
   FAIRSEQ_RESID_VENV     folder of the environment          (default: .venv next to setup.py)
   FAIRSEQ_RESID_PYTHON   the same as --python
   FAIRSEQ_RESID_TORCH    a torch other than the pinned one, such as 'torch==2.11.0' or 'torch==2.13.0+cu130'
-  FAIRSEQ_RESID_NEED_MB  free disk space required, in MB    (default: 2500)
+  FAIRSEQ_RESID_NEED_MB  free disk space required, in MB    (default: 9000 for a CUDA build of torch, else 2500)
   PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...   pip's variables. The index determines the build of torch:
       CPU only:     PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu scripts/setup.sh
       CUDA 12.6:    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cu126 scripts/setup.sh
-      On Linux, PyPI's build is for CUDA and requires 9000 MB.
+      Without them, PyPI's build is used: on Linux, it is for CUDA. On Linux without an NVIDIA GPU, the build for
+      CPUs is used, unless pip has another index.
 
 Exit codes: 0 success; 1 an installation step failed; 2 wrong usage;
             3 something is missing on this machine (Python, compiler, disk space, write permission)
@@ -80,9 +81,16 @@ choose() { # choose VERSION...
 
 # Runs a command, writes its output to the log and explains a failure.
 step() { # step TEXT COMMAND...
-    local status=0 output reason
+    local status=0 output reason began=$SECONDS clock
     printf 'setup: %s\n' "$1"
+    # Shows every 20 seconds that it still works, and ends with this script.
+    while sleep 1 && kill -0 $$ 2>/dev/null; do
+        (((SECONDS - began) % 20)) || printf 'setup:       %d s so far\n' $((SECONDS - began))
+    done &
+    clock=$!
     output=$("${@:2}" </dev/null 2>&1) || status=$?
+    kill "$clock" 2>/dev/null || true
+    wait "$clock" 2>/dev/null || true
     printf '===== %s\n%s\n' "$1" "$output" 2>/dev/null >>"$log" || true
     if ((status == 0)); then return; fi
     case $output in
@@ -174,13 +182,21 @@ fi
 folder=$venv
 until [[ -d $folder ]]; do folder=$(dirname "$folder"); done
 [[ -w $folder ]] || die 3 "$folder: not writable; choose another folder with FAIRSEQ_RESID_VENV=FOLDER"
-need=${FAIRSEQ_RESID_NEED_MB:-2500} free=$(df -Pm "$folder" | awk 'NR == 2 { print $4 }')
+# PyPI's build of torch for Linux is for CUDA. Without a GPU, the much smaller build for CPUs does the same.
+cpu=https://download.pytorch.org/whl/cpu need=2500
+if [[ $(uname) == Linux && "${PIP_INDEX_URL:-} ${PIP_EXTRA_INDEX_URL:-}" != *whl/cpu* ]]; then
+    configured=$("$python" -I -m pip --disable-pip-version-check config list </dev/null 2>/dev/null || true)
+    if command -v nvidia-smi >/dev/null || [[ $torch != torch || $configured == *index* || $configured == *find-links* ]]; then
+        need=9000
+    else
+        export PIP_EXTRA_INDEX_URL=$cpu
+        printf 'setup: no NVIDIA GPU found: the CPU build of torch is used, from %s\n' "$cpu"
+    fi
+fi
+need=${FAIRSEQ_RESID_NEED_MB:-$need} free=$(df -Pm "$folder" | awk 'NR == 2 { print $4 }')
 [[ $need =~ ^[0-9]+$ ]] || die 2 "FAIRSEQ_RESID_NEED_MB=$need: not a whole number; allowed: a number of MB, such as 2500"
 if [[ -z $whole ]]; then
-    ((free >= need)) || die 3 "$folder: only $free MB of free disk space; $need MB are needed (9000 MB for a CUDA build of torch)"
-    if [[ $(uname) == Linux ]] && ! command -v nvidia-smi >/dev/null; then
-        printf 'setup: no NVIDIA GPU found. The CPU build of torch is smaller; see --help\n'
-    fi
+    ((free >= need)) || die 3 "$folder: only $free MB of free disk space; $need MB are needed (2500 MB for the CPU build of torch; see --help)"
 fi
 include=$("$python" -I -c 'import sysconfig; print(sysconfig.get_path("include"))')
 # CXX may contain options; if it is not set, setuptools compiles with c++ or g++.
@@ -210,6 +226,10 @@ step "[2/4] $torch, numpy and build tools" "${install[@]}" "$(pin pip)" "$torch"
 installed=$("$venv/bin/python" -I -c 'from importlib.metadata import version; print("torch==" + version("torch"))')
 if [[ $torch != torch ]]; then printf '%s\n' "$installed" >>"$venv/constraints.txt"; fi
 text="[3/4] $(pin "$fairseq"), compiled the first time (up to 3 minutes)"
+# setuptools compiles one extension after the other unless this file says otherwise. Each takes up to 800 MB of memory.
+cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
+printf '[build_ext]\nparallel = %d\n' $((cores < 4 ? cores : 4)) >"$venv/build.cfg"
+export DIST_EXTRA_CONFIG=$venv/build.cfg
 if [[ $fairseq == fairseq ]]; then
     # The source of fairseq 0.12.2 lacks a file that its setup.py compiles only if torch is installed. We build it in
     # isolation, where there is no torch. Unlike -c, PIP_CONSTRAINT applies there too: the binary must match our numpy.

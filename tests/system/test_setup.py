@@ -20,7 +20,8 @@ BASH = shutil.which("bash") or "/bin/bash"
 # A fake Python that writes its arguments to $CALLS and answers like Python 3.11. A venv that it creates contains the
 # same program. If $PIP_PRINTS is set, its pip prints the value and fails.
 FAKE_PYTHON = rf"""
-printf '%s\n' "$*" >>"$CALLS"
+if [[ $* == *'config list'* ]]; then echo "${{CONFIGURED:-}}"; exit; fi
+printf '%s\n' "$*${{PIP_EXTRA_INDEX_URL:+ --extra-index-url $PIP_EXTRA_INDEX_URL}}" >>"$CALLS"
 case "$2 $3" in
     *version_info*) echo "${{FAKE_VERSION:-3.11}}" ;;
     *get_path*) echo {sysconfig.get_path("include")} ;;
@@ -63,9 +64,11 @@ class Tree:
     def setup(self, *arguments, code=0, **variables):
         """Run setup.sh; return its output and its calls of pip and venv."""
         self.calls_file.write_text("")
-        kept = {name: text for name, text in os.environ.items() if not name.startswith(("FAIRSEQ_RESID_", "PYENV_"))}
+        kept = {
+            name: text for name, text in os.environ.items() if not name.startswith(("FAIRSEQ_RESID_", "PYENV_", "PIP_"))
+        }
         own = {"HOME": str(self.home), "CALLS": str(self.calls_file), "BASE": str(self.python)}
-        environment = {**kept, **own, "FAIRSEQ_RESID_NEED_MB": "0", **variables}
+        environment = {**kept, **own, "FAIRSEQ_RESID_NEED_MB": "0", "CONFIGURED": "index-url", **variables}
         command = [BASH, str(self.root / "scripts" / "setup.sh"), *arguments]
         done = run_within(60, command, env=environment, cwd=self.home)
         assert done.returncode == code, done.stdout + done.stderr
@@ -101,7 +104,7 @@ def bare_path(folder):
 
 def test_help_names_every_variable(tree):
     output, _ = tree.setup("--help")
-    for word in ("_VENV", "_PYTHON", "_TORCH", "_NEED_MB", "PIP_EXTRA_INDEX_URL", "--python", "default: 2500"):
+    for word in ("_VENV", "_PYTHON", "_TORCH", "_NEED_MB", "PIP_EXTRA_INDEX_URL", "--python", "default: 9000"):
         assert word in output
 
 
@@ -160,6 +163,19 @@ def test_first_run_installs_in_order_under_constraints(tree):
     assert package.endswith(f" --no-build-isolation -e {tree.root}[fairseq,test]")
     assert (tree.venv / "constraints.txt").read_bytes() == (tree.root / "constraints/fairseq-fixed.txt").read_bytes()
     assert f"Activate the environment: source {tree.venv}/bin/activate" in output
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="on Linux, PyPI's build of torch is for CUDA")
+def test_machine_without_gpu_gets_the_cpu_build(tree, tmp_path):
+    needs = {"FAIRSEQ_RESID_NEED_MB": "", "CONFIGURED": ""}
+    output, calls = tree.make(**needs)
+    assert "the CPU build of torch is used" in output
+    assert all(call.endswith("--extra-index-url https://download.pytorch.org/whl/cpu") for call in calls[1:])
+    gpu = program(tmp_path / "gpu" / "nvidia-smi", "true").parent
+    for other in ({"PATH": f"{gpu}:{os.environ['PATH']}"}, {"CONFIGURED": "global.index-url='https://mirror'"}):
+        shutil.rmtree(tree.venv)
+        output, calls = tree.make(**{**needs, **other})
+        assert "CPU build" not in output and not any("index" in call for call in calls)
 
 
 def test_python_310_gets_stock_fairseq_in_isolation(tree):
