@@ -49,8 +49,7 @@ class State:
     failed: dict[str, str] = field(default_factory=dict)
 
     def nll(self) -> dict[Planned, float]:
-        """Return the validation NLL of every kept run; it is infinite for a run that diverged."""
-        return {note.run: note.nll for note in self.notes.values()}
+        return kept.nll_of(self.notes)
 
     def missing(self) -> list[Planned]:
         """Return the runs that are still needed, in order."""
