@@ -338,6 +338,15 @@ def bullets(lines: Sequence[str]) -> str:
     return "".join(f"- {escaped(line)}\n" for line in lines)
 
 
+def rounded(value: Any) -> Any:
+    """Round all numbers to nine significant digits: those after them depend on the version of NumPy."""
+    if isinstance(value, dict):
+        return {key: rounded(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(one) for one in value]
+    return float(f"{value:.9g}") if isinstance(value, float) else value
+
+
 def write_results(study: Study, file: Path, notes: Mapping[str, Note], folder: Path) -> list[Path]:
     """Write results.json, results.md and the plots of a study file into `folder`; return their paths."""
     runs, packed = archive.runs_folder(folder), archive.archive_file(folder)
@@ -345,6 +354,6 @@ def write_results(study: Study, file: Path, notes: Mapping[str, Note], folder: P
     if runs != folder:
         found["archive"] = sha256(packed)
     drawn = plots.draw_study(study, found, runs, folder)
-    records.write(folder / "results.json", found)
+    records.write(folder / "results.json", rounded(found))
     write_text(folder / "results.md", markdown(found, [path.stem for path in drawn]))
     return [folder / "results.json", folder / "results.md", *drawn]

@@ -60,6 +60,7 @@ def test_complete_study_gives_all_results(file: Path, tmp_path: Path, capsys: Ca
     assert [one["difference"] for one in effects] == pytest.approx(
         [-0.3, 0.3 * math.log(2) ** 2 - 0.2 - 0.005, -0.3], abs=1e-3
     )
+    assert all(len(f"{value:.15g}".strip("-0.").replace(".", "")) <= 9 for value in effects[0].values())
     assert effects[1]["p"] is None and compared[2]["effects"]["NLL"] == crossed["comparison"]["effects"]["NLL"]
     page = (folder / "results.md").read_text()
     assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 2, 2, 2 | -0.3000 | [" in page
