@@ -87,7 +87,8 @@ def rows_of(runs: StudyRuns) -> list[Row]:
     for row in rows:
         base = baseline_of(rows, study.baseline, row["setting"], row["at"])
         if base is not None and row["arm"] != study.baseline:
-            add_comparisons(runs, row, base)
+            arms = dict.fromkeys(group_of(one) for one in rows if one["setting"] == row["setting"])
+            add_comparisons(runs, row, base, list(arms))
     add_corrected(rows, study.baseline, study.measure)
     return rows
 
@@ -131,10 +132,10 @@ def one_row(runs: StudyRuns, group: Group, at: str, planned: int) -> Row:
     }
 
 
-def add_comparisons(runs: StudyRuns, row: Row, base: Row) -> None:
-    """Enter the comparisons with the baseline into a row, over all seeds of both."""
+def add_comparisons(runs: StudyRuns, row: Row, base: Row, arms: Sequence[Group]) -> None:
+    """Enter the comparisons with the baseline into a row, over all seeds of both. arms: all in this setting"""
     groups = [group_of(row), group_of(base)]
-    against = runs.compare(groups, runs.measures)
+    against = runs.compare(groups, runs.measures, arms)
     if against["effects"]:
         theirs = dict(base["curve"])
         gap = [(epoch, value - theirs[epoch]) for epoch, value in row["curve"] if epoch in theirs]

@@ -21,7 +21,7 @@ from ..scoring.task import NLL
 from . import plan
 from .kept import Note, nll_of
 from .plan import Group, Study
-from .statistics import Effect, effect, pseudo_values
+from .statistics import Effect, Pool, effect, pseudo_values
 
 # Signs of a difference, and of a difference of differences.
 SIGNS = (1.0, -1.0, -1.0, 1.0)
@@ -60,7 +60,7 @@ class StudyRuns:
                 if not note.run.is_tuning and (not name or any(group in groups for groups in self.contrasts)):
                     self.ended.setdefault(group, []).append(note)
         self.table = self._read()
-        self.parts, self.values = cache(self._parts), cache(self._values)
+        self.parts, self.values, self.pool = cache(self._parts), cache(self._values), cache(self._pool)
 
     def group(self, text: str) -> Group:
         """Return a group of a contrast. If the text names no value, it is the arm's own best."""
@@ -147,20 +147,32 @@ class StudyRuns:
                 return f"{name} below {least:g}"
         return ""
 
-    def compared(self, groups: Sequence[Group], samples: Mapping[str, Sequence[np.ndarray]]) -> Comparison:
-        """Return a comparison of groups. samples: (seeds, sentences) values of each group, by measure"""
+    def compared(
+        self, groups: Sequence[Group], samples: Mapping[str, Sequence[np.ndarray]], arms: Iterable[Group] = ()
+    ) -> Comparison:
+        """Return a comparison of groups. samples: (seeds, sentences) values of each group, by measure; arms: to pool"""
         untested = self.untested(groups)
-        found = {measure: effect(list(zip(SIGNS, of, strict=False))) for measure, of in samples.items() if of}
+        found = {
+            measure: effect(list(zip(SIGNS, of, strict=False)), self.pool(tuple(arms), measure))
+            for measure, of in samples.items()
+            if of
+        }
         return {
             "seeds": [len(self.finished(group)) for group in groups],
             "effects": {name: asdict(Effect(one.difference) if untested else one) for name, one in found.items()},
             "untested": untested,
         }
 
-    def compare(self, groups: Sequence[Group], measures: Iterable[str]) -> Comparison:
-        """Compare two groups of finished runs, or two pairs of groups by their differences."""
+    def _pool(self, arms: tuple[Group, ...], measure: str) -> Pool | None:
+        return Pool.of([self.values(group, measure) for group in arms if not self.untested([group])])
+
+    def compare(self, groups: Sequence[Group], measures: Iterable[str], arms: Iterable[Group] = ()) -> Comparison:
+        """Compare two groups of finished runs, or two pairs of groups by their differences.
+
+        arms: the groups over which variances are pooled, except those that are not tested
+        """
         names = measures if all(map(self.finished, groups)) else ()
-        return self.compared(groups, {name: [self.values(group, name) for group in groups] for name in names})
+        return self.compared(groups, {name: [self.values(group, name) for group in groups] for name in names}, arms)
 
     def compare_quarters(self, groups: Sequence[Group], measures: Iterable[str]) -> list[Comparison]:
         """Compare two groups on each quarter of the sentences, the easiest first."""

@@ -119,9 +119,13 @@ def differences(results: Results, name: str) -> StudyTable:
         cells = [*place(row), seeds_of(row["against"]), *effect_cells(row["against"], name)]
         if is_main:
             cells += [probability(row["holm"]), f"{row['family']}" if row["family"] else ""]
-        rows.append([*cells, visible(row["against"], name)])
+        effect = row["against"]["effects"][name]
+        pooled = effect["pooled"]
+        cells += [visible(row["against"], name), interval(pooled, digits_of(name)) if pooled else ""]
+        rows.append([*cells, f"{pooled['freedom']}" if pooled else "", probability(effect["permutation"])])
     more = ("Holm p", "family size") if is_main else ()
-    headings = (*PLACE, "seeds (arm, baseline)", *EFFECT, *more, "smallest detectable")
+    further = ("smallest detectable", "95% interval, pooled variance", "pooled df", "permutation p")
+    headings = (*PLACE, "seeds (arm, baseline)", *EFFECT, *more, *further)
     return StudyTable(f"{name} minus the baseline's", headings, rows, 4, ("effects", "settings") if is_main else ())
 
 
@@ -299,6 +303,18 @@ def notes(results: Results) -> list[str]:
         f"Smallest detectable: about the smallest true difference that would be found with {POWER:.0%} power at the "
         f"{LEVEL:.0%} level.",
     ]
+    effects = [effect for row in plots.compared(results) for effect in row["against"]["effects"].values()]
+    if any(effect["pooled"] for effect in effects):
+        lines.append(
+            "Pooled variance: the interval if one variance over seeds is estimated from all arms of the setting that "
+            "trained without divergence. Its degrees of freedom (df) are their seeds minus their number. It assumes "
+            "that seeds vary equally in all arms: compare the standard deviations of the scores."
+        )
+        lines.append(
+            "Permutation p: exact, two-sided and not corrected, over all ways to assign the scores of the seeds to arm "
+            "and baseline, on the same test sets. It is left out if its smallest possible value is above "
+            f"{LEVEL:g}: that is 0.1 for 3 and 3 seeds, 0.029 for 4 and 4 or 3 and 4, and 0.012 for 3 and 6."
+        )
     if results["exploded"]:
         lines.append(
             f"The gradient of a run exploded if a norm in its log, a mean over a log interval, is more than {EXPLODED} "

@@ -9,6 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 from scipy import stats
@@ -60,7 +61,8 @@ def test_complete_study_gives_all_results(file: Path, tmp_path: Path, capsys: Ca
     assert [one["difference"] for one in effects] == pytest.approx(
         [-0.3, 0.3 * math.log(2) ** 2 - 0.2 - 0.005, -0.3], abs=1e-3
     )
-    assert all(len(f"{value:.15g}".strip("-0.").replace(".", "")) <= 9 for value in effects[0].values())
+    numbers = [value for value in effects[0].values() if value is not None]
+    assert len(numbers) == 7 and all(value == float(f"{value:.9g}") for value in numbers)
     assert effects[1]["p"] is None and compared[2]["effects"]["NLL"] == crossed["comparison"]["effects"]["NLL"]
     page = (folder / "results.md").read_text()
     assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 2, 2, 2 | -0.3000 | [" in page
@@ -123,6 +125,41 @@ def test_arm_is_compared_with_all_baseline_seeds(tmp_path: Path) -> None:
     base = rows_of(found)["flat", "base"]
     test = stats.ttest_ind(row["by_seed"], base["by_seed"], equal_var=False)
     assert row["against"]["effects"]["NLL"]["p"] == pytest.approx(test.pvalue)
+
+
+def test_variances_are_pooled_over_arms_that_did_not_diverge(tmp_path: Path) -> None:
+    """All sentences have the same NLL, so that only seeds vary. The diverged arm does not count."""
+    arms = "  sas: --residual sas\n  pre: --residual pre_ln\n  lost: --residual rskip_ln\n"
+    text = TEXT.replace("  sas: --residual sas\n", arms).replace(
+        "[base, sas], seeds: 2", "[base, sas, pre, lost], seeds: 4", 1
+    )
+    trial = plan.read_study(written(tmp_path, text))
+    nll = {
+        "base": [3.0, 3.1, 3.2, 3.3],
+        "sas": [2.1, 2.0, 2.3, 2.4],
+        "pre": [2.9, 2.9, 2.7],
+        "lost": [5.0, 3.0, 2.0, 1.0],
+    }
+    notes = {}
+    for arm, values in nll.items():
+        for seed, value in enumerate(values, start=1):
+            lost = {"outcome": "diverged", "valid": {}, "scores": {}} if (arm, seed) == ("lost", 4) else {}
+            run = Planned("flat", arm, 0.002, seed)
+            notes[run.name] = keep(tmp_path / "trial", run, value, trial, **lost)
+        for tried in (0.001, 0.002, 0.004):
+            run = Planned("flat", arm, tried, 100, True)
+            notes[run.name] = note(run, 3.0 + abs(tried - 0.002))
+    rows = rows_of(results.build_results(trial, notes, tmp_path / "trial"))
+    squares = sum(np.var(nll[arm]) * len(nll[arm]) for arm in ("base", "sas", "pre"))
+    effect = rows["flat", "sas"]["against"]["effects"]["NLL"]
+    assert effect["pooled"]["freedom"] == 8 and effect["pooled"]["sd"] == pytest.approx(math.sqrt(squares / 8))
+    reach = stats.t.ppf(0.975, 8) * math.sqrt(squares / 8 * (1 / 4 + 1 / 4))
+    assert effect["pooled"]["high"] == pytest.approx(effect["difference"] + reach)
+    assert effect["permutation"] == pytest.approx(2 / 70)
+    # If the three highest scores are exchanged for those of pre, the difference is larger still.
+    assert rows["flat", "pre"]["against"]["effects"]["NLL"]["permutation"] == pytest.approx(2 / 35)
+    lost = rows["flat", "lost"]["against"]["effects"]["NLL"]
+    assert lost == asdict(statistics.Effect(lost["difference"]))
 
 
 def test_fixed_value_arms_are_compared_at_that_value(tmp_path: Path) -> None:
