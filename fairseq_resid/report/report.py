@@ -252,7 +252,7 @@ def study_part(file: Path, folder: Path) -> StudyPart:
     shown = tables.tables(found)
     placed = {plot for table in shown for plot in table.plots}
     others = [one for plot, one in figures.items() if plot not in placed]
-    return StudyPart(name, found.title, tables.summary(found), shown, figures, others, tables.notes(found))
+    return StudyPart(name, found["title"], tables.summary(found), shown, figures, others, tables.notes(found))
 
 
 def build(

@@ -13,33 +13,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 
-class StartedRun(Protocol):
-    """A run that has been started."""
-
-    def code(self) -> int | None:
-        """Return the exit code of the run, or None while it is running."""
-
-
 class Executor(Protocol):
-    """Starts runs. `room` returns the number of runs that can be started now, and `stop` ends all started runs."""
+    """Starts runs, which are child processes or jobs, by name."""
 
-    def room(self) -> int: ...
+    def room(self) -> int:
+        """Return the number of runs that can be started now."""
 
-    def stop(self) -> None: ...
-
-    def start(self, commands: Mapping[str, list[str]]) -> dict[str, StartedRun]:
+    def start(self, commands: Mapping[str, list[str]]) -> None:
         """Start a command for each name."""
 
+    def ended(self) -> dict[str, int]:
+        """Return the exit codes of the runs that have ended since the last call."""
 
-@dataclass
-class Process:
-    """A run on this machine, in one slot."""
-
-    child: subprocess.Popen[bytes]
-    slot: int
-
-    def code(self) -> int | None:
-        return self.child.poll()
+    def stop(self) -> None:
+        """End all runs."""
 
 
 @dataclass
@@ -49,52 +36,52 @@ class LocalExecutor:
     threads: threads of each run, on its own cores; None: every run may use all cores
     logs: folder for the output of each run, NAME.out
     gpus: CUDA_VISIBLE_DEVICES of each slot, in order; empty: every run sees the same GPUs as this process
+    running: the process of each run, and its slot
     """
 
     slots: int
     threads: int | None
     logs: Path
     gpus: Sequence[str] = ()
-    started: list[Process] = field(default_factory=list)
-
-    def _free(self) -> list[int]:
-        taken = {process.slot for process in self.started if process.code() is None}
-        return [slot for slot in range(self.slots) if slot not in taken]
-
-    def _cores(self, slot: int, threads: int) -> set[int]:
-        """Return the cores of a slot; if there are more threads than cores, the last slots share cores."""
-        every = sorted(os.sched_getaffinity(0))
-        return {every[(slot * threads + thread) % len(every)] for thread in range(threads)}
+    running: dict[str, tuple[subprocess.Popen[bytes], int]] = field(default_factory=dict)
 
     def room(self) -> int:
-        return len(self._free())
+        return self.slots - len(self.running)
 
-    def stop(self) -> None:
-        for process in self.started:
-            process.child.terminate()
-        for process in self.started:
-            process.child.wait()
-
-    def start(self, commands: Mapping[str, list[str]]) -> dict[str, StartedRun]:
-        jobs: dict[str, StartedRun] = {}
-        for (name, command), slot in zip(commands.items(), self._free(), strict=False):
-            self.logs.mkdir(parents=True, exist_ok=True)
+    def start(self, commands: Mapping[str, list[str]]) -> None:
+        taken = {slot for _, slot in self.running.values()}
+        free = [slot for slot in range(self.slots) if slot not in taken]
+        for (name, command), slot in zip(commands.items(), free, strict=False):
             own = {"OMP_NUM_THREADS": str(self.threads)} if self.threads else {}
             if self.gpus:
                 own["CUDA_VISIBLE_DEVICES"] = self.gpus[slot % len(self.gpus)]
-            with (self.logs / f"{name}.out").open("w+b") as output:
-                child = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=subprocess.STDOUT,
-                    env={**os.environ, **own},
-                )
-            jobs[name] = process = Process(child, slot)
-            self.started.append(process)
+            child = start_process(command, self.logs / f"{name}.out", env={**os.environ, **own})
+            self.running[name] = child, slot
             if self.threads and hasattr(os, "sched_setaffinity"):  # Linux
-                os.sched_setaffinity(child.pid, self._cores(slot, self.threads))
-        return jobs
+                # If there are more threads than cores, the last slots share cores.
+                every = sorted(os.sched_getaffinity(0))
+                first = slot * self.threads
+                os.sched_setaffinity(
+                    child.pid, {every[core % len(every)] for core in range(first, first + self.threads)}
+                )
+
+    def ended(self) -> dict[str, int]:
+        codes = {name: code for name, (child, _) in self.running.items() if (code := child.poll()) is not None}
+        self.running = {name: one for name, one in self.running.items() if name not in codes}
+        return codes
+
+    def stop(self) -> None:
+        for child, _ in self.running.values():
+            child.terminate()
+        for child, _ in self.running.values():
+            child.wait()
+
+
+def start_process(command: Sequence[str], output: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """Start a command without input, with its output in a file."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with output.open("w+b") as file:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, **options)
 
 
 def group_gpus(visible: Sequence[str], each: int) -> list[str]:
@@ -120,13 +107,7 @@ class Command:
         self.output = output
 
     def __call__(self) -> None:
-        self.output.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            self.output.open("w+b") as output,
-            subprocess.Popen(
-                self.argv, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, preexec_fn=unannounced
-            ) as child,
-        ):
+        with start_process(self.argv, self.output, preexec_fn=unannounced) as child:
             try:
                 code = child.wait()
             except BaseException:  # preempted: submitit exits without ending training
@@ -154,19 +135,6 @@ def unannounced() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-@dataclass
-class Submitted:
-    """A run submitted through submitit."""
-
-    job: Any
-    is_debug: bool  # it runs when exception() is called; done() would open a debugger on failure
-
-    def code(self) -> int | None:
-        if not self.is_debug and not self.job.done():
-            return None
-        return 0 if self.job.exception() is None else 1
-
-
 class SubmititExecutor:
     """Executes runs through submitit, either on Slurm or with submitit's `local` and `debug` executors.
 
@@ -178,7 +146,7 @@ class SubmititExecutor:
     """
 
     def __init__(self, kind: str, logs: Path, parameters: Mapping[str, Any]) -> None:
-        self.kind, self.logs, self.started = kind, logs.resolve(), list[Any]()
+        self.kind, self.logs, self.running = kind, logs.resolve(), dict[str, Any]()
         try:
             import submitit
         except ImportError:
@@ -195,18 +163,23 @@ class SubmititExecutor:
     def room(self) -> int:
         return sys.maxsize
 
-    def stop(self) -> None:
-        for job in self.started:
-            job.cancel(check=False)
-
-    def start(self, commands: Mapping[str, list[str]]) -> dict[str, StartedRun]:
+    def start(self, commands: Mapping[str, list[str]]) -> None:
         try:
             with self.executor.batch():
-                jobs = {
+                self.running |= {
                     name: self.executor.submit(Command(command, self.logs / f"{name}.out"))
                     for name, command in commands.items()
                 }
         except RuntimeError as error:
             raise ValueError(f"--cluster {self.kind}: the runs were not accepted: {str(error).strip()}") from None
-        self.started += jobs.values()
-        return {name: Submitted(job, self.kind == "debug") for name, job in jobs.items()}
+
+    def ended(self) -> dict[str, int]:
+        # A job of the debug executor runs when exception() is called; its done() would open a debugger on failure.
+        jobs = {name: job for name, job in self.running.items() if self.kind == "debug" or job.done()}
+        codes = {name: 0 if job.exception() is None else 1 for name, job in jobs.items()}
+        self.running = {name: job for name, job in self.running.items() if name not in codes}
+        return codes
+
+    def stop(self) -> None:
+        for job in self.running.values():
+            job.cancel(check=False)

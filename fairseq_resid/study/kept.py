@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -58,6 +59,11 @@ class Note:
     def nll(self) -> float:
         """The NLL on the validation set, of the averaged model if there is one; infinite if training diverged."""
         return self.valid.get("averaged", self.valid.get("last", math.inf))
+
+
+def nll_of(notes: Mapping[str, Note]) -> dict[Planned, float]:
+    """Return the validation NLL of every kept run; it is infinite for a run that diverged."""
+    return {note.run: note.nll for note in notes.values()}
 
 
 def note_file(folder: Path) -> Path:

@@ -15,7 +15,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta, Struct, field
 
@@ -151,16 +151,16 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
         return tuple(dict.fromkeys(test for measure in self.task.studied.measures for test in self.tests_of(measure)))
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """The runs of an arm in a setting at one value of the tuned flag.
 
-    value: None is the arm's own best value, or a study without tuning
+    value: None without tuning and, in a contrast, for the arm's own best value; study: "" if it is the same
     """
 
     setting: str
     arm: str
     value: float | None
+    study: str = ""
 
 
 @dataclass(frozen=True)

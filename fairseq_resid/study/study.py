@@ -30,7 +30,7 @@ from ..console import say
 from ..files import last_lines, locked, read_lines, write_text
 from ..runs import devices, launch
 from . import archive, kept, plan, work
-from .executors import Executor, LocalExecutor, StartedRun, SubmititExecutor, group_gpus
+from .executors import Executor, LocalExecutor, SubmititExecutor, group_gpus
 from .kept import Note
 from .plan import Planned, Study
 from .work import StudyFolders
@@ -49,8 +49,7 @@ class State:
     failed: dict[str, str] = field(default_factory=dict)
 
     def nll(self) -> dict[Planned, float]:
-        """Return the validation NLL of every kept run; it is infinite for a run that diverged."""
-        return {note.run: note.nll for note in self.notes.values()}
+        return kept.nll_of(self.notes)
 
     def missing(self) -> list[Planned]:
         """Return the runs that are still needed, in order."""
@@ -109,8 +108,7 @@ def run_missing(state: State, executor: Executor, slots: int, weights: bool, unt
     No run is started after `until`.
     """
     place = state.place
-    running: dict[str, StartedRun] = {}
-    planned: dict[str, Planned] = {}
+    running: set[str] = set()
     for folder in place.work.glob(f"*{work.UNWANTED}"):  # from a run that was killed while it removed its weights
         shutil.rmtree(folder, ignore_errors=True)
     say(f"{place.name}: {state.left(slots)}")
@@ -119,18 +117,17 @@ def run_missing(state: State, executor: Executor, slots: int, weights: bool, unt
             waiting = [run for run in state.missing() if run.name not in {*running, *state.failed}]
             room = executor.room() if time.monotonic() < until else 0
             if now := waiting[:room]:
-                planned |= {run.name: run for run in now}
-                running |= executor.start({run.name: command(place, run, weights) for run in now})
+                executor.start({run.name: command(place, run, weights) for run in now})
                 for run in now:
+                    running.add(run.name)
                     say(f"{run.name}: started")
             if not running:
                 return
             time.sleep(POLL)
-            for name, code in [(name, job.code()) for name, job in running.items()]:
-                if code is not None:
-                    del running[name]
-                    ended(state, name, code)
-                    say(f"{name}: {said(state, name)}; {state.left(slots)}")
+            for name, code in executor.ended().items():
+                running.remove(name)
+                ended(state, name, code)
+                say(f"{name}: {said(state, name)}; {state.left(slots)}")
     finally:
         if running or sys.exc_info()[0]:
             executor.stop()

@@ -12,7 +12,7 @@ import pytest
 
 from fairseq_resid import records
 from fairseq_resid.files import pack, read_lines, sha256
-from fairseq_resid.study import archive, plan, results, study
+from fairseq_resid.study import archive, plan, study
 from support import studies
 
 pytestmark = pytest.mark.once
@@ -78,14 +78,7 @@ def test_folder_without_runs_or_archive_is_used_unchanged(tmp_path: Path) -> Non
 def test_study_without_an_archive_cannot_be_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = studies.written(tmp_path)
     assert study.main([str(file), "--work", str(tmp_path / "work"), "--unpack"]) == 2
-    assert f"error: {file.with_suffix('')}.tar.xz: no such file\n" in capsys.readouterr().err
-
-
-def test_archive_with_a_different_checksum_is_refused(kept: Path) -> None:
-    packed = archive.pack(kept)
-    records.write(kept / "results.json", {"archive": "0" * 64})
-    with pytest.raises(ValueError, match=rf"trial.tar.xz: SHA-256 {sha256(packed)}: must be 0000.*results.json"):
-        archive.runs_folder(kept)
+    assert "trial.tar.xz" in (error := capsys.readouterr().err) and "No such file" in error
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100], ids=["empty", "one byte", "half"])
@@ -121,7 +114,7 @@ def test_complete_study_is_packed_with_its_results(tmp_path: Path, capsys: pytes
     assert study.main([str(file), *work, "--pack"]) == 0
     assert str(archive.archive_file(folder)) in capsys.readouterr().out and not archive.run_folders(folder)
     digest = sha256(archive.archive_file(folder))
-    assert records.read(folder / "results.json", results.StudyResults).archive == digest
+    assert records.read(folder / "results.json", dict)["archive"] == digest
     after = {path.name: path.read_text() for path in folder.iterdir()}
     assert after.keys() == before.keys()
     line = f"- The archive of the kept runs has the SHA-256 {digest}.\n"
@@ -131,7 +124,7 @@ def test_complete_study_is_packed_with_its_results(tmp_path: Path, capsys: pytes
     (archive.run_folders(folder)[0] / "train.log").write_text("another log\n")  # other content, other SHA-256
     (archive.run_folders(folder)[0] / "train.log.gz").unlink(missing_ok=True)
     assert study.main([str(file), *work, "--pack"]) == 0 and study.main([str(file), *work, "--results"]) == 0
-    again = records.read(folder / "results.json", results.StudyResults).archive
+    again = records.read(folder / "results.json", dict)["archive"]
     assert again == sha256(archive.archive_file(folder)) != digest
 
 

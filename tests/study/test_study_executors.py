@@ -51,14 +51,21 @@ def test_no_run_starts_after_the_given_hours(stub: Any, tmp_path: Path) -> None:
     assert calls(tmp_path) == ["flat.base.0.001.tuning"]
 
 
+def finish(executor: executors.LocalExecutor) -> dict[str, int]:
+    """Return the exit codes of all runs."""
+    codes: dict[str, int] = {}
+    while executor.running:
+        codes |= executor.ended()
+        time.sleep(0.05)
+    return codes
+
+
 def test_runs_get_separate_cores(tmp_path: Path) -> None:
     here = executors.LocalExecutor(2, 1, tmp_path / "logs")
     show = "import os, time; print(sorted(os.sched_getaffinity(0)), os.environ['OMP_NUM_THREADS']); time.sleep(0.5)"
-    jobs = here.start({name: [sys.executable, "-c", f"import time; time.sleep(0.3)\n{show}"] for name in "ab"})
+    here.start({name: [sys.executable, "-c", f"import time; time.sleep(0.3)\n{show}"] for name in "ab"})
     assert here.room() == 0
-    while any(job.code() is None for job in jobs.values()):
-        time.sleep(0.05)
-    assert here.room() == 2 and [job.code() for job in jobs.values()] == [0, 0]
+    assert finish(here) == {"a": 0, "b": 0} and here.room() == 2
     said = [(tmp_path / "logs" / f"{name}.out").read_text() for name in "ab"]
     if len(os.sched_getaffinity(0)) > 1:
         assert said[0] != said[1]
@@ -69,9 +76,8 @@ def test_runs_get_separate_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert executors.group_gpus(["0", "1", "2", "3"], 2) == ["0,1", "2,3"]
     here = executors.LocalExecutor(4, 1, tmp_path / "logs", ["0,1", "2,3"])
     show = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'])"
-    jobs = here.start({name: [sys.executable, "-S", "-c", show] for name in "abcd"})
-    while any(job.code() is None for job in jobs.values()):
-        time.sleep(0.05)
+    here.start({name: [sys.executable, "-S", "-c", show] for name in "abcd"})
+    assert finish(here) == dict.fromkeys("abcd", 0)
     assert [(tmp_path / "logs" / f"{name}.out").read_text().strip() for name in "abcd"] == ["0,1", "2,3"] * 2
     monkeypatch.setattr(study.devices, "gpus", lambda: [None] * 3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6,7")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,10 +135,10 @@ def test_shipped_studies_have_valid_flags_and_results(
             trial, state.notes, archive.runs_folder(folder), results.other_studies(trial, path, state.notes)
         )
         if archive.runs_folder(folder) != folder:
-            found = replace(found, archive=sha256(archive.archive_file(folder)))
+            found["archive"] = sha256(archive.archive_file(folder))
         committed = json.loads((folder / "results.json").read_text())
         assert same(json.loads(records.text(found)), committed), f"run fairseq-resid study {path} --results"
-        assert found.missing == [name for name in found.missing if name not in state.notes]
+        assert found["missing"] == [name for name in found["missing"] if name not in state.notes]
 
 
 def test_activation_experiments_have_both_networks_of_he_2016b() -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gzip
 import json
 import math
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from msgspec import structs
 from scipy import stats
 
-from fairseq_resid import records
 from fairseq_resid.runs.run import Explosion, Scored
 from fairseq_resid.study import kept, plan, plots, results, statistics, study, tables
 from fairseq_resid.study.plan import Planned
@@ -24,9 +25,17 @@ Capture = pytest.CaptureFixture[str]
 COUNTS = "9\t9\t8\t6\t5\t4\t9\t7\t6\t5\n"  # the counts for BLEU of one sentence
 
 
-def difference(row: results.Row) -> float:
-    assert row.against is not None
-    return row.against.effects["NLL"].difference
+def read(folder: Path) -> Any:
+    return json.loads((folder / "results.json").read_text())
+
+
+def rows_of(found: Any, at: str = "own") -> dict[tuple[str, str], Any]:
+    """Return the rows at one choice of the tuned value, by setting and arm."""
+    return {(row["setting"], row["arm"]): row for row in found["rows"] if row["at"] == at}
+
+
+def difference_of(row: results.Row) -> float:
+    return row["against"]["effects"]["NLL"]["difference"]
 
 
 def test_complete_study_gives_all_results(file: Path, tmp_path: Path, capsys: Capture) -> None:
@@ -35,24 +44,26 @@ def test_complete_study_gives_all_results(file: Path, tmp_path: Path, capsys: Ca
     all_kept(folder, trial)
     assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
     assert "results.md" in capsys.readouterr().out
-    found = records.read(folder / "results.json", results.StudyResults)
-    assert found.missing == [] and found.unnamed == 0 and found.sentences == {"NLL": 4, "BLEU": 4}
-    own = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
-    assert own["flat", "sas"].value == 0.004 and own["flat", "base"].value == 0.002
-    assert difference(own["flat", "sas"]) == pytest.approx(-0.2, abs=1e-4)
-    assert difference(own["deep", "sas"]) == pytest.approx(-0.5, abs=1e-4)
-    (common,) = [row for row in found.rows if row.at == "baseline"]
-    assert common.value == 0.002 and common.seeds == [1]
-    (crossed,) = found.interactions
-    assert (crossed.arm, crossed.at, crossed.setting, crossed.than) == ("sas", "own", "deep", "flat")
-    assert crossed.comparison.effects["NLL"].difference == pytest.approx(-0.3, abs=1e-4)
-    compared = [one.comparison for one in found.contrasts]
-    assert [one.seeds for one in compared] == [[2, 2], [1, 2], [2, 2, 2, 2]]
-    effects = [one.effects["NLL"] for one in compared]
-    assert [one.difference for one in effects] == pytest.approx(
+    found = read(folder)
+    assert found["missing"] == [] and found["unnamed"] == 0 and found["sentences"] == {"NLL": 4, "BLEU": 4}
+    own = rows_of(found)
+    assert own["flat", "sas"]["value"] == 0.004 and own["flat", "base"]["value"] == 0.002
+    assert difference_of(own["flat", "sas"]) == pytest.approx(-0.2, abs=1e-4)
+    assert difference_of(own["deep", "sas"]) == pytest.approx(-0.5, abs=1e-4)
+    (common,) = [row for row in found["rows"] if row["at"] == "baseline"]
+    assert common["value"] == 0.002 and common["seeds"] == [1]
+    (crossed,) = found["interactions"]
+    assert (crossed["arm"], crossed["at"], crossed["setting"], crossed["than"]) == ("sas", "own", "deep", "flat")
+    assert crossed["comparison"]["effects"]["NLL"]["difference"] == pytest.approx(-0.3, abs=1e-4)
+    compared = [one["comparison"] for one in found["contrasts"]]
+    assert [one["seeds"] for one in compared] == [[2, 2], [1, 2], [2, 2, 2, 2]]
+    effects = [one["effects"]["NLL"] for one in compared]
+    assert [one["difference"] for one in effects] == pytest.approx(
         [-0.3, 0.3 * math.log(2) ** 2 - 0.2 - 0.005, -0.3], abs=1e-3
     )
-    assert effects[1].p is None and compared[2].effects["NLL"] == crossed.comparison.effects["NLL"]
+    numbers = [value for value in effects[0].values() if value is not None]
+    assert len(numbers) == 7 and all(value == float(f"{value:.9g}") for value in numbers)
+    assert effects[1]["p"] is None and compared[2]["effects"]["NLL"] == crossed["comparison"]["effects"]["NLL"]
     page = (folder / "results.md").read_text()
     assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 2, 2, 2 | -0.3000 | [" in page
     assert "| flat | sas | own best | 0.004 | 2 | 1,000 | 0.02 | 2.8" in page and "No runs are missing." in page
@@ -79,9 +90,9 @@ def test_interaction_is_also_shown_at_baseline_value(
     file = written(tmp_path, TEXT + "  - {setting: deep, arms: [sas], seeds: 2, at: baseline}\n")
     all_kept(tmp_path / "trial", plan.read_study(file), best)
     assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
-    found = records.read(tmp_path / "trial" / "results.json", results.StudyResults)
-    gains = {one.at: one.comparison.effects["NLL"].difference for one in found.interactions}
-    assert len(gains) == len(found.interactions) == 2
+    found = read(tmp_path / "trial")
+    gains = {one["at"]: one["comparison"]["effects"]["NLL"]["difference"] for one in found["interactions"]}
+    assert len(gains) == len(found["interactions"]) == 2
     assert gains["own"] == pytest.approx(-0.3, abs=1e-4)
     # In `flat`, sas has one seed at the baseline's value, which is compared with both seeds of the baseline.
     assert gains["baseline"] == pytest.approx(-0.3 + lost_in_deep - 0.3 * math.log(2) ** 2 + 0.005, abs=1e-4)
@@ -91,16 +102,17 @@ def test_interaction_is_also_shown_at_baseline_value(
     assert "sas, baseline's value" in (tmp_path / "trial" / "settings.svg").read_text()
 
 
-def test_holm_family_includes_arms_compared_at_baseline_value(file: Path) -> None:
+def test_holm_family_includes_arms_compared_at_baseline_value() -> None:
     """The best value of sas is the baseline's, so its `own` row also counts in the family at the baseline's value."""
 
     def row(arm: str, at: str, value: float, p: float | None) -> results.Row:
-        against = results.Comparison([2, 2], {"NLL": statistics.Effect(-1.0, p=p)}) if p else None
-        return results.Row("flat", arm, at, value, [1, 2], [], 2, None, None, {}, against=against)
+        against = {"effects": {"NLL": {"p": p}}} if p else None
+        return {"setting": "flat", "arm": arm, "at": at, "value": value, "against": against, "holm": None, "family": 0}
 
     rows = [row("base", "own", 2.0, None), row("sas", "own", 2.0, 0.02), row("other", "own", 4.0, 0.03)]
-    found = results._corrected([*rows, row("other", "baseline", 2.0, 0.01)], plan.read_study(file))
-    assert [(one.holm, one.family) for one in found] == [(None, 0), (0.04, 2), (0.04, 2), (0.02, 2)]
+    rows.append(row("other", "baseline", 2.0, 0.01))
+    results.add_corrected(rows, "base", "NLL")
+    assert [(one["holm"], one["family"]) for one in rows] == [(None, 0), (0.04, 2), (0.04, 2), (0.02, 2)]
 
 
 def test_arm_is_compared_with_all_baseline_seeds(tmp_path: Path) -> None:
@@ -108,11 +120,46 @@ def test_arm_is_compared_with_all_baseline_seeds(tmp_path: Path) -> None:
                    "  - {setting: flat, arms: [sas], seeds: 2}\n")  # fmt: skip
     trial = plan.read_study(file)
     found = results.build_results(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
-    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
-    assert row.against is not None and row.against.seeds == [2, 5]
-    (base,) = [row for row in found.rows if (row.setting, row.arm) == ("flat", "base")]
-    test = stats.ttest_ind(row.by_seed, base.by_seed, equal_var=False)
-    assert row.against.effects["NLL"].p == pytest.approx(test.pvalue)
+    row = rows_of(found)["flat", "sas"]
+    assert row["against"]["seeds"] == [2, 5]
+    base = rows_of(found)["flat", "base"]
+    test = stats.ttest_ind(row["by_seed"], base["by_seed"], equal_var=False)
+    assert row["against"]["effects"]["NLL"]["p"] == pytest.approx(test.pvalue)
+
+
+def test_variances_are_pooled_over_arms_that_did_not_diverge(tmp_path: Path) -> None:
+    """All sentences have the same NLL, so that only seeds vary. The diverged arm does not count."""
+    arms = "  sas: --residual sas\n  pre: --residual pre_ln\n  lost: --residual rskip_ln\n"
+    text = TEXT.replace("  sas: --residual sas\n", arms).replace(
+        "[base, sas], seeds: 2", "[base, sas, pre, lost], seeds: 4", 1
+    )
+    trial = plan.read_study(written(tmp_path, text))
+    nll = {
+        "base": [3.0, 3.1, 3.2, 3.3],
+        "sas": [2.1, 2.0, 2.3, 2.4],
+        "pre": [2.9, 2.9, 2.7],
+        "lost": [5.0, 3.0, 2.0, 1.0],
+    }
+    notes = {}
+    for arm, values in nll.items():
+        for seed, value in enumerate(values, start=1):
+            lost = {"outcome": "diverged", "valid": {}, "scores": {}} if (arm, seed) == ("lost", 4) else {}
+            run = Planned("flat", arm, 0.002, seed)
+            notes[run.name] = keep(tmp_path / "trial", run, value, trial, **lost)
+        for tried in (0.001, 0.002, 0.004):
+            run = Planned("flat", arm, tried, 100, True)
+            notes[run.name] = note(run, 3.0 + abs(tried - 0.002))
+    rows = rows_of(results.build_results(trial, notes, tmp_path / "trial"))
+    squares = sum(np.var(nll[arm]) * len(nll[arm]) for arm in ("base", "sas", "pre"))
+    effect = rows["flat", "sas"]["against"]["effects"]["NLL"]
+    assert effect["pooled"]["freedom"] == 8 and effect["pooled"]["sd"] == pytest.approx(math.sqrt(squares / 8))
+    reach = stats.t.ppf(0.975, 8) * math.sqrt(squares / 8 * (1 / 4 + 1 / 4))
+    assert effect["pooled"]["high"] == pytest.approx(effect["difference"] + reach)
+    assert effect["permutation"] == pytest.approx(2 / 70)
+    # If the three highest scores are exchanged for those of pre, the difference is larger still.
+    assert rows["flat", "pre"]["against"]["effects"]["NLL"]["permutation"] == pytest.approx(2 / 35)
+    lost = rows["flat", "lost"]["against"]["effects"]["NLL"]
+    assert lost == asdict(statistics.Effect(lost["difference"]))
 
 
 def test_fixed_value_arms_are_compared_at_that_value(tmp_path: Path) -> None:
@@ -120,12 +167,12 @@ def test_fixed_value_arms_are_compared_at_that_value(tmp_path: Path) -> None:
     file = written(tmp_path, text)
     trial = plan.read_study(file)
     found = results.build_results(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
-    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "0.001")]
-    assert row.against is not None and row.against.seeds == [3, 3] and row.family == 1
+    row = rows_of(found, "0.001")["flat", "sas"]
+    assert row["against"]["seeds"] == [3, 3] and row["family"] == 1
     lost = {best: 0.3 * math.log(0.001 / best) ** 2 for best in (0.002, 0.004)}
-    assert difference(row) == pytest.approx(-0.2 + lost[0.004] - lost[0.002], abs=1e-4)
+    assert difference_of(row) == pytest.approx(-0.2 + lost[0.004] - lost[0.002], abs=1e-4)
     assert "| flat | sas | 0.001 | 3, 3 |" in tables.markdown(found)
-    plots.effects(found, tmp_path / "effects.svg")
+    plots.effects(trial, found, tmp_path / "effects.svg")
     assert "<!-- flat, 0.001 -->" in (tmp_path / "effects.svg").read_text()
 
 
@@ -142,7 +189,7 @@ def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
             run = Planned("flat", arm, value, 100, True)
             notes[run.name] = note(run, nll)
     found = results.build_results(trial, notes, folder)
-    assert found.sentences == {"NLL": 4, "BLEU": 2}
+    assert found["sentences"] == {"NLL": 4, "BLEU": 2}
     page = tables.markdown(found)
     assert "Test sets: test, test1 taken together, 4 sentences (NLL); test, 2 sentences (BLEU)." in page
 
@@ -163,15 +210,15 @@ def test_differences_by_difficulty(tmp_path: Path) -> None:
             run = Planned("flat", arm, value, 100, True)
             notes[run.name] = note(run, nll)
     found = results.build_results(trial, notes, folder)
-    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
-    quarters = [one.effects["NLL"] for one in row.quarters]
-    assert [one.difference for one in quarters] == pytest.approx([0, 1.5, -1.25, 0], abs=1e-9)
-    assert all(one.low is not None and one.low < one.difference for one in quarters)
+    row = rows_of(found)["flat", "sas"]
+    quarters = [one["effects"]["NLL"] for one in row["quarters"]]
+    assert [one["difference"] for one in quarters] == pytest.approx([0, 1.5, -1.25, 0], abs=1e-9)
+    assert all(one["low"] is not None and one["low"] < one["difference"] for one in quarters)
     page = tables.markdown(found)
     assert "| flat | sas | own best | NLL | +0.0000 [" in page and "divided into four equal parts" in page
     for run in folder.glob("*.seed?"):
         (run / "decode/test.averaged.bleu.gz").write_bytes(gzip.compress((COUNTS * 7).encode()))
-    with pytest.raises(ValueError, match="seed1: NLL of 8 sentences, but BLEU of 7"):
+    with pytest.raises(ValueError, match=r"BLEU of 7 sentences of test, but NLL of flat.\w+.0.002.seed1 of 8"):
         results.build_results(structs.replace(trial, measure="BLEU"), notes, folder)
 
 
@@ -197,12 +244,13 @@ def test_untrained_arms_get_no_p_value(file: Path, tmp_path: Path, collapsed: tu
         scored = notes[name].scores["averaged"] | {"BLEU": Scored(9.0 + seed / 3, "sig")}
         notes[name] = replace(notes[name], scores=notes[name].scores | {"averaged": scored})
     found = results.build_results(trial, notes, folder)
-    row = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
+    row = rows_of(found)
     flat, deep = row["flat", "sas"], row["deep", "sas"]
-    assert flat.against is not None and flat.against.untested == "" and flat.holm is not None
-    assert deep.against is not None and deep.against.untested == "BLEU below 10" and deep.holm is None
-    assert deep.against.effects["NLL"] == statistics.Effect(pytest.approx(-0.5, abs=1e-4))
-    assert [one.comparison.untested for one in (*found.interactions, found.contrasts[0])] == ["BLEU below 10", ""]
+    assert flat["against"]["untested"] == "" and flat["holm"] is not None
+    assert deep["against"]["untested"] == "BLEU below 10" and deep["holm"] is None
+    assert deep["against"]["effects"]["NLL"] == asdict(statistics.Effect(pytest.approx(-0.5, abs=1e-4)))
+    reasons = [one["comparison"]["untested"] for one in (*found["interactions"], found["contrasts"][0])]
+    assert reasons == ["BLEU below 10", ""]
     page = tables.markdown(found)
     assert "| deep | sas | own best | 2, 2 | -0.5000 |  | none: BLEU below 10 |" in page
     assert "or a run did not train (BLEU below 10)" in page
@@ -219,9 +267,9 @@ def test_gap_by_epoch_uses_the_last_validation_of_each_epoch(file: Path, tmp_pat
         lines = [json.dumps({"epoch": epoch, "valid_nll_loss": f"{value / math.log(2)}"}) for epoch, value in rows]
         (folder / name / "train.log.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     found = results.build_results(trial, notes, folder)
-    (row,) = [row for row in found.rows if (row.setting, row.arm, row.at) == ("flat", "sas", "own")]
-    assert [epoch for epoch, _ in row.gap] == [1, 2, 3]
-    assert [value for _, value in row.gap] == pytest.approx([-1.0, -1.0, -0.5])
+    row = rows_of(found)["flat", "sas"]
+    assert [epoch for epoch, _ in row["gap"]] == [1, 2, 3]
+    assert [value for _, value in row["gap"]] == pytest.approx([-1.0, -1.0, -0.5])
     assert "| flat | sas | own best | -1.000 | -1.000 | -0.500 |" in tables.markdown(found)
 
 
@@ -235,7 +283,7 @@ def test_runs_whose_gradient_exploded_are_reported(file: Path, tmp_path: Path) -
     for name in ("flat.sas.0.004.seed2", "flat.sas.0.004.tuning"):  # tuning tries rates that are too high
         (folder / name / "train.log.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
     found = results.build_results(trial, notes, folder)
-    assert found.exploded == {"flat.sas.0.004.seed2": Explosion(90.0, 10, 0.5)}
+    assert found["exploded"] == {"flat.sas.0.004.seed2": asdict(Explosion(90.0, 10, 0.5))}
     page = tables.markdown(found)
     assert "- The gradient exploded: flat.sas.0.004.seed2 (norm 90 at update 10, median 0.5).\n" in page
     assert "more than 100 times the median of all norms in the log" in page
@@ -246,7 +294,7 @@ def test_runs_without_a_data_fingerprint_are_reported(file: Path, tmp_path: Path
     for seed, data in ((1, "aaaa"), (2, "")):
         keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)
     found = results.build_results(trial, kept.load_notes(trial, file, tmp_path / "trial"), tmp_path / "trial")
-    assert found.without_data == ["flat.base.0.001.seed2"]
+    assert found["without_data"] == ["flat.base.0.001.seed2"]
     assert "1 run has no data fingerprint" in tables.markdown(found) and "flat.base.0.001.seed2" in tables.markdown(
         found
     )
@@ -266,17 +314,16 @@ def test_summary_follows_the_corrected_p(
 ) -> None:
     trial = plan.read_study(file)
     complete = results.build_results(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
-    base, sas = (row for row in complete.rows if (row.setting, row.at) == ("flat", "own"))
+    base, sas = (rows_of(complete)["flat", arm] for arm in ("base", "sas"))
 
     def with_effects(row: results.Row, arm: str, nll: float, bleu: float) -> results.Row:
-        assert row.against is not None
-        effects = {"NLL": statistics.Effect(nll), "BLEU": statistics.Effect(bleu)}
-        return replace(row, arm=arm, holm=holm, against=replace(row.against, effects=effects))
+        effects = {"NLL": {"difference": nll}, "BLEU": {"difference": bleu}}
+        return {**row, "arm": arm, "holm": holm, "against": {**row["against"], "effects": effects}}
 
     rows = [base, with_effects(sas, "sas", -0.2, 1.0), with_effects(sas, "also", -0.3, 3.0)]
     missing = ["deep.sas.0.004.seed1", "deep.sas.0.004.seed2", "deep.base.0.002.seed1"]
-    lines = tables.summary(replace(complete, measure=measure, rows=rows, missing=missing, unnamed=4))
-    value = base.means["averaged"][measure].text({"NLL": 4, "BLEU": 2}[measure])
+    lines = tables.summary({**complete, "measure": measure, "rows": rows, "missing": missing, "unnamed": 4})
+    value = tables.mean_text(base["means"]["averaged"][measure], {"NLL": 4, "BLEU": 2}[measure])
     assert lines == [
         f"flat, own best: base has {measure} {value}. {said}",
         "Missing: 2 runs of deep sas, 1 run of deep base, 4 that depend on tuning.",
@@ -293,21 +340,20 @@ def test_page_shows_curves_although_there_is_nothing_to_compare(file: Path, tmp_
 def test_summary_names_arms_that_are_worse_diverged_or_not_compared(file: Path, tmp_path: Path) -> None:
     trial = plan.read_study(file)
     complete = results.build_results(trial, all_kept(tmp_path / "trial", trial), tmp_path / "trial")
-    base, sas = (row for row in complete.rows if (row.setting, row.at) == ("flat", "own"))
-    assert sas.against is not None
-    worse = replace(sas, arm="worse", holm=0.01, against=replace(sas.against, effects={"NLL": statistics.Effect(0.5)}))
-    some = replace(sas, arm="some", holm=None, against=replace(sas.against, untested="1 diverged"))
-    gone = replace(sas, arm="gone", seeds=[], diverged=[1, 2], against=None)
-    never = results.Tuned("flat", "never", [(0.001, None)], None)
-    other = replace(
-        base, setting="recipe", at="0.001", seeds=[1], means={"averaged": {"NLL": results.Mean(7.0, None, 1)}}
-    )
-    fixed = replace(sas, setting="recipe", at="0.001", holm=None)
-    alone, rest = replace(base, setting="deep", at=""), replace(sas, setting="rest", at="", against=None)
+    base, sas = (rows_of(complete)["flat", arm] for arm in ("base", "sas"))
+    against = sas["against"]
+    worse = {**sas, "arm": "worse", "holm": 0.01, "against": {**against, "effects": {"NLL": {"difference": 0.5}}}}
+    some = {**sas, "arm": "some", "holm": None, "against": {**against, "untested": "1 diverged"}}
+    gone = {**sas, "arm": "gone", "seeds": [], "diverged": [1, 2], "against": None}
+    never = {"setting": "flat", "arm": "never", "tried": [(0.001, None)], "best": None}
+    one_seed = {"averaged": {"NLL": {"mean": 7.0, "sd": None, "count": 1}}}
+    other = {**base, "setting": "recipe", "at": "0.001", "seeds": [1], "means": one_seed}
+    fixed = {**sas, "setting": "recipe", "at": "0.001", "holm": None}
+    alone, rest = {**base, "setting": "deep", "at": ""}, {**sas, "setting": "rest", "at": "", "against": None}
     rows = [base, worse, some, gone, other, fixed, alone, rest]
-    value = base.means["averaged"]["NLL"].text(4)
-    difference = f"{sas.against.effects['NLL'].difference:+.4f}"
-    assert tables.summary(replace(complete, rows=rows, tuned=[never])) == [
+    value = tables.mean_text(base["means"]["averaged"]["NLL"], 4)
+    difference = f"{difference_of(sas):+.4f}"
+    assert tables.summary({**complete, "rows": rows, "tuned": [never]}) == [
         f"flat, own best: base has NLL {value}. Worse: worse (+0.5000). Not tested: some ({difference}; 1 diverged). "
         "Diverged: gone, never (in tuning).",
         f"recipe, 0.001: base has NLL 7.0000 (1 of 2 seeds). Not tested: sas ({difference}; single seed).",
@@ -333,14 +379,14 @@ def test_incomplete_study_gives_results_so_far(file: Path, tmp_path: Path) -> No
     diverged = replace(notes["flat.base.0.002.seed2"], outcome="diverged", valid={}, scores={})
     notes["flat.base.0.002.seed2"] = diverged
     found = results.build_results(trial, notes, folder)
-    own = {(row.setting, row.arm): row for row in found.rows if row.at == "own"}
-    assert own["flat", "base"].diverged == [2] and own["flat", "base"].seeds == [1]
-    against = own["flat", "sas"].against
-    assert against is not None and against.effects["NLL"].p is None and own["deep", "sas"].against is None
-    assert against.untested == "1 diverged" and against.seeds == [1, 1]
-    assert len(found.missing) == 3 and not found.interactions
-    assert [one.comparison.effects == {} for one in found.contrasts] == [False, False, True]
-    assert found.contrasts[1].comparison.seeds == [1, 1]
+    own = rows_of(found)
+    assert own["flat", "base"]["diverged"] == [2] and own["flat", "base"]["seeds"] == [1]
+    against = own["flat", "sas"]["against"]
+    assert against is not None and against["effects"]["NLL"]["p"] is None and own["deep", "sas"]["against"] is None
+    assert against["untested"] == "1 diverged" and against["seeds"] == [1, 1]
+    assert len(found["missing"]) == 3 and not found["interactions"]
+    assert [one["comparison"]["effects"] == {} for one in found["contrasts"]] == [False, False, True]
+    assert found["contrasts"][1]["comparison"]["seeds"] == [1, 1]
     page = tables.markdown(found)
     assert "| (deep sas minus deep base) minus (flat sas minus flat base) | 2, 0, 1, 1 |  |" in page
     assert "| none: 1 diverged |" in page and "Missing: 1 run of flat sas, 2 runs of deep base." in page
@@ -360,11 +406,11 @@ def test_contrast_with_another_study(file: Path, tmp_path: Path) -> None:
     second = plan.read_study(path)
     all_kept(tmp_path / "second", second, name="second")
     assert study.main([str(path), "--results", "--work", str(tmp_path / "work")]) == 0
-    found = records.read(tmp_path / "second" / "results.json", results.StudyResults)
-    across, of_differences = (one.comparison for one in found.contrasts[:2])
-    assert across.seeds == [2, 2] and across.effects["NLL"].difference == pytest.approx(0.3, abs=1e-4)
-    assert of_differences.seeds == [2, 2, 2, 2]
-    assert of_differences.effects["NLL"].difference == pytest.approx(0, abs=1e-6)
+    found = read(tmp_path / "second")
+    across, of_differences = (one["comparison"] for one in found["contrasts"][:2])
+    assert across["seeds"] == [2, 2] and across["effects"]["NLL"]["difference"] == pytest.approx(0.3, abs=1e-4)
+    assert of_differences["seeds"] == [2, 2, 2, 2]
+    assert of_differences["effects"]["NLL"]["difference"] == pytest.approx(0, abs=1e-6)
     page = (tmp_path / "second" / "results.md").read_text()
     assert "| flat sas minus trial/deep sas | 2, 2 | +0.3000 | [" in page
     assert "| (flat sas minus flat base) minus (trial/flat sas minus trial/flat base) | 2, 2, 2, 2 | " in page
@@ -384,7 +430,7 @@ def test_contrast_with_an_unfinished_study_says_so(file: Path, tmp_path: Path) -
     second = plan.read_study(path)
     notes = all_kept(tmp_path / "second", second, name="second")
     found = results.build_results(second, notes, tmp_path / "second", results.other_studies(second, path, notes))
-    assert found.contrasts[0].comparison == results.Comparison([2, 0], {}, "not finished")
+    assert found["contrasts"][0]["comparison"] == {"seeds": [2, 0], "effects": {}, "untested": "not finished"}
     page = tables.markdown(found)
     assert "| flat sas minus trial/deep sas | 2, 0 |  |  | none: not finished |" in page
     assert "STUDY/NAME is a run or an arm of another study" in page
@@ -401,9 +447,9 @@ def test_warnings_about_runs_of_another_study(file: Path, tmp_path: Path) -> Non
     second = plan.read_study(path)
     notes = all_kept(tmp_path / "second", second, name="second")
     found = results.build_results(second, notes, tmp_path / "second", results.other_studies(second, path, notes))
-    assert list(found.exploded) == ["trial/deep.sas.0.004.seed1"]
-    assert {"trial/deep.sas.0.004.seed1", "trial/flat.base.0.002.seed2"} < set(found.without_data)
-    assert "trial/flat.base.0.004.tuning" not in found.without_data
+    assert list(found["exploded"]) == ["trial/deep.sas.0.004.seed1"]
+    assert {"trial/deep.sas.0.004.seed1", "trial/flat.base.0.002.seed2"} < set(found["without_data"])
+    assert "trial/flat.base.0.004.tuning" not in found["without_data"]
 
 
 def test_studies_can_name_each_other(file: Path, tmp_path: Path) -> None:
@@ -411,4 +457,4 @@ def test_studies_can_name_each_other(file: Path, tmp_path: Path) -> None:
     written(tmp_path, TEXT.replace("[deep sas, flat sas]", "[deep sas, second/flat sas]"))
     for path in (file, second):
         trial = plan.read_study(path)
-        assert results.build_results(trial, {}, tmp_path / "none", results.other_studies(trial, path, {})).contrasts
+        assert results.build_results(trial, {}, tmp_path / "none", results.other_studies(trial, path, {}))["contrasts"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from fairseq_resid import records
 from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring import likelihood
-from fairseq_resid.study import kept, results, study, work
+from fairseq_resid.study import kept, study, work
 from fairseq_resid.study.kept import Note
 from support.studies import FLAGS, REAL, written
 
@@ -42,8 +43,8 @@ def test_small_study_runs_end_to_end(
     assert made.valid["last"] == pytest.approx(logged[-1] * math.log(2), abs=2e-3)
     assert (kept_run.path / "analysis" / "analysis.json").is_file() and not list(kept_run.path.glob("*.pt"))
     assert (tmp_path / "work" / "recipe.base.seed1" / "averaged.pt").is_file()
-    row = {each.arm: each for each in records.read(tmp_path / "real" / "results.json", results.StudyResults).rows}
-    assert row["wild"].diverged == [1] and row["base"].seeds == [1]
+    row = {each["arm"]: each for each in json.loads((tmp_path / "real" / "results.json").read_text())["rows"]}
+    assert row["wild"]["diverged"] == [1] and row["base"]["seeds"] == [1]
     assert "recipe | wild" in (tmp_path / "real" / "results.md").read_text()
     # Without --weights, the same command keeps these weights, and removes what a killed run did not.
     (tmp_path / "work" / f"recipe.base.seed2{work.UNWANTED}").mkdir()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -128,6 +130,80 @@ def test_smallest_detectable_effect_has_80_percent_power() -> None:
     first, second = generator.normal(effect, 1, (4000, 5)), generator.normal(0, 1, (4000, 5))
     found = stats.ttest_ind(first, second, axis=1, equal_var=False).pvalue < 0.05
     assert found.mean() == pytest.approx(0.8, abs=0.03)
+
+
+def test_pooled_interval_is_that_of_one_variance_for_all_arms() -> None:
+    """By hand: squared deviations 2 + 8 + 2 = 12 over 2 + 2 + 1 = 5 degrees of freedom; t(0.975, 5) = 2.570582."""
+    ours, theirs, third = (
+        table([1.0, 2.0, 3.0], noise=0.5),
+        table([4.0, 6.0, 8.0], noise=0.5),
+        table([3.0, 5.0], noise=0.5),
+    )
+    pool = statistics.Pool.of([ours, theirs, third, table([9.0])])
+    assert pool is not None and pool.freedom == 5 and pool.residual == pytest.approx(0)
+    found = statistics.effect([(1.0, ours), (-1.0, theirs)], pool).pooled
+    assert found is not None and found.sd == pytest.approx(math.sqrt(12 / 5)) and found.freedom == 5
+    reach = 2.570582 * math.sqrt(12 / 5 * (1 / 3 + 1 / 3))
+    assert (found.low, found.high) == pytest.approx((-4 - reach, -4 + reach), abs=1e-5)
+    single = statistics.effect([(1.0, table([2.5], noise=0.5)), (-1.0, theirs)], pool)
+    reach = 2.570582 * math.sqrt(12 / 5 * (1 / 1 + 1 / 3))
+    assert (
+        single.p is None and single.pooled is not None and single.pooled.high == pytest.approx(-3.5 + reach, abs=1e-5)
+    )
+    assert statistics.Pool.of([table([1.0]), table([2.0])]) is None and statistics.Pool.of([]) is None
+
+
+def test_pool_of_two_arms_gives_students_test() -> None:
+    ours, theirs = [2.0, 2.3, 2.2, 2.6], [2.5, 2.7, 3.1]
+    arms = [table(ours), table(theirs)]
+    found = statistics.effect(list(zip((1.0, -1.0), arms, strict=True)), statistics.Pool.of(arms)).pooled
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx(stats.ttest_ind(ours, theirs).confidence_interval(0.95))
+
+
+def test_pooled_intervals_have_nominal_coverage() -> None:
+    """The first of six arms has 3 seeds, as have the others; 92.5% to 97.5% contain the true difference of 0.3."""
+    generator, held = np.random.default_rng(4), 0
+    for _ in range(600):
+        arms = [
+            generator.normal(0, 0.2, 40)
+            + generator.normal(0, 0.1, (3, 1))
+            + generator.normal(0.3 * (arm == 0), 0.5, (3, 40))
+            for arm in range(6)
+        ]
+        found = statistics.effect([(1.0, arms[0]), (-1.0, arms[1])], statistics.Pool.of(arms)).pooled
+        assert found is not None and found.freedom == 12
+        held += found.low < 0.3 < found.high
+    assert 0.925 <= held / 600 <= 0.975
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ([1.0, 2.0, 3.0, 4.5], [5.0, 6.0, 7.0, 9.0]),
+        ([1.0, 5.5, 3.0], [2.0, 6.0, 2.5, 4.0]),
+        ([7.0, 7.5, 8.25], [1.0, 2.0, 4.0, 3.0, 9.0, 2.0]),
+        ([0.1, 0.2], [0.3, 0.3, 0.3, 0.1, 0.2]),  # ties
+    ],
+)
+def test_permutation_p_equals_enumeration(ours: list[float], theirs: list[float]) -> None:
+    scores = [Fraction(str(score)) for score in (*ours, *theirs)]
+    differences = []
+    for chosen in combinations(range(len(scores)), len(ours)):
+        rest = [score for index, score in enumerate(scores) if index not in chosen]
+        differences.append(abs(sum(scores[index] for index in chosen) / len(ours) - sum(rest) / len(rest)))
+    expected = sum(difference >= differences[0] for difference in differences) / len(differences)
+    assert statistics.permutation_p(np.array(ours), np.array(theirs)) == pytest.approx(expected)
+    assert statistics.effect([(1.0, table(ours)), (-1.0, table(theirs))]).permutation == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("seeds", "least"),
+    [((3, 3), None), ((2, 4), None), ((4, 4), 2 / 70), ((3, 4), 1 / 35), ((3, 6), 1 / 84), ((11, 11), None)],
+)
+def test_permutation_p_is_left_out_if_it_cannot_be_small(seeds: tuple[int, int], least: float | None) -> None:
+    first, second = np.arange(seeds[0]), 100.0 + np.arange(seeds[1])
+    assert statistics.permutation_p(first, second) == (None if least is None else pytest.approx(least))
 
 
 def test_one_seed_gives_no_p_value() -> None:

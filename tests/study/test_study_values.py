@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fairseq_resid.study import kept, plan, results
+from fairseq_resid.study import kept, plan
 from fairseq_resid.study.plan import Planned
 
 pytestmark = pytest.mark.once
@@ -51,15 +51,6 @@ def test_fixed_value_needs_no_tuning_and_tuning_needs_no_seeds(tmp_path: Path) -
     # `least` and `most` prevent tuning beyond these two values.
     assert len(list(plan.runs(study, tuned))) == 8
     assert plan.arguments(study, Planned("recipe", "sas", 0.005, 1))[1][-4:] == ["--lr", "0.005", "--seed", "1"]
-
-
-def test_rows_at_fixed_value_are_compared_there(tmp_path: Path) -> None:
-    study = read(tmp_path)
-    cells = results._cells(study, plan.choices(study, {}))
-    assert [(cell.arm, cell.at, cell.value, cell.seeds) for cell in cells] == [
-        ("post_ln", "0.005", 0.005, (1, 2)),
-        ("sas", "0.005", 0.005, (1, 2)),
-    ]
 
 
 def step(arms: list[str], seeds: int, at: str | float) -> list[dict[str, Any]]:
