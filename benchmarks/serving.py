@@ -31,7 +31,7 @@ from serving_process import FAIRSEQ, MODEL
 
 from fairseq_resid import records
 from fairseq_resid.cli import machine as this_machine
-from fairseq_resid.export.engine import ENGINES, FORMAT, RECORD, Record, Search, Text, check_installed
+from fairseq_resid.export.engine import FORMAT, RECORD, Record, Search, Text, check_installed
 
 # Names of the variants: the engine and its --quantization.
 VARIANTS: dict[str, tuple[str, str | None]] = {
@@ -83,14 +83,12 @@ def export(model: Any, task: Any, variant: str, folder: Path) -> None:
     if engine == FAIRSEQ:
         torch.save((model, task.source_dictionary, task.target_dictionary), folder / MODEL)
         return
-    writer = import_module(f"fairseq_resid.export.{ENGINES[engine].writer}")
-    writer.write(model, task.source_dictionary, task.target_dictionary, folder, quantization)
+    writer = import_module(f"fairseq_resid.export.{engine}")
     source, target = model.max_positions()
-    longest = int(source), int(target)
-    records.write(
-        folder / RECORD,
-        Record(FORMAT, engine, "", "", "", "", {}, quantization, longest, Text("source", "target"), Search()),
-    )
+    longest, text = (int(source), int(target)), Text("source", "target")
+    record = Record(FORMAT, engine, "", "", "", "", {}, quantization, longest, text, Search())
+    writer.write(model, task.source_dictionary, task.target_dictionary, folder, record)
+    records.write(folder / RECORD, record)
 
 
 def time_variants(

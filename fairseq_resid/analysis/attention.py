@@ -8,9 +8,10 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ..cli import frame
 from ..console import say
@@ -25,24 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from ..scoring.loading import Loaded
-
-
-@dataclass(frozen=True)
-class Map:
-    """Attention of one translated sentence.
-
-    source, target: tokens, including EOS
-    layers: the attention of each layer, (target, source): the mean over heads; each row sums to 1
-    """
-
-    source: list[str]
-    target: list[str]
-    layers: list[list[list[float]]]
-
-    def mean(self) -> list[list[float]]:
-        rows = range(len(self.target))
-        columns = range(len(self.source))
-        return [[sum(layer[i][j] for layer in self.layers) / len(self.layers) for j in columns] for i in rows]
 
 
 def encode(loaded: Loaded, text: str) -> Tensor:
@@ -73,9 +56,11 @@ def of_data(loaded: Loaded, subset: str, number: int) -> Tensor:
     return source
 
 
-def attention(loaded: Loaded, source: Tensor) -> Map:
-    """Translate a sentence with the settings of fairseq-resid evaluate and return the attention of each layer.
+def attention(loaded: Loaded, source: Tensor) -> tuple[list[str], list[str], list[Any]]:
+    """Translate a sentence with the settings of fairseq-resid evaluate; return both texts and the layers' attention.
 
+    Both texts are tokens, with EOS. The attention of a layer is the mean over heads, and each row sums to 1.
+    Shapes: of each layer (target, source)
     Raises: ValueError if the sentence is too long for the model.
     """
     import torch
@@ -105,36 +90,29 @@ def attention(loaded: Loaded, source: Tensor) -> Map:
     finally:
         for hook in hooks:
             hook.remove()
-    return Map(
+    return (
         [task.source_dictionary[int(token)] for token in source],
         [task.target_dictionary[int(token)] for token in target],
-        [weights[0].float().cpu().tolist() for weights in found],
+        [weights[0].float().cpu().numpy() for weights in found],
     )
 
 
-def draw_attention(found: Map, path: Path) -> None:
+def draw_attention(source: Sequence[str], target: Sequence[str], layers: Sequence[Any], path: Path) -> None:
     """Draw the mean over layers and each layer, with one row per target token and one column per source token."""
-    tables = {"mean over layers": found.mean()}
-    tables |= {f"layer {number}": layer for number, layer in enumerate(found.layers, start=1)}
-    columns = min(2, len(tables))
-    rows = -(-len(tables) // columns)
-    height = max(2.2, 0.16 * len(found.target) + 0.9)
-    with figure(path, rows, columns, (max(7.0, 0.36 * len(found.source) + 2), height)) as axes:
-        for axis in axes.flat[len(tables) :]:
-            axis.set_visible(False)
+    tables = {"mean over layers": np.mean(layers, axis=0)}
+    tables |= {f"layer {number}": layer for number, layer in enumerate(layers, start=1)}
+    size = max(7.0, 0.36 * len(source) + 2), max(2.2, 0.16 * len(target) + 0.9)
+    with figure(path, -(-len(tables) // 2), 2, size, panels=len(tables)) as axes:
         for axis, (title, table) in zip(axes.flat, tables.items(), strict=False):
             axis.imshow(table, cmap="Blues", vmin=0, vmax=1, aspect="auto", interpolation="nearest")
             axis.set_title(title)
-            axis.set_xticks(range(len(found.source)), shown(found.source), rotation=90, fontsize=7)
-            axis.set_yticks(range(len(found.target)), shown(found.target), fontsize=7)
+            # Tick labels show sentencepiece's word boundary mark as an underscore.
+            labels, rows = ([plain(token.replace("▁", "_")) for token in tokens] for tokens in (source, target))
+            axis.set_xticks(range(len(labels)), labels, rotation=90, fontsize=7)
+            axis.set_yticks(range(len(rows)), rows, fontsize=7)
             axis.grid(False)
             axis.set_xlabel("source")
             axis.set_ylabel("translation")
-
-
-def shown(tokens: Sequence[str]) -> list[str]:
-    """Return subwords as tick labels, with sentencepiece's word boundary mark replaced by an underscore."""
-    return [plain(token.replace("▁", "_")) for token in tokens]
 
 
 @frame.command(
@@ -164,6 +142,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         raise ValueError(f"{options.run}: a model of {kind.words.examples} has no attention to a source sentence")
     given = options.text is not None
     source = encode(loaded, options.text) if given else of_data(loaded, options.subset, options.sentence)
-    found = attention(loaded, source)
-    draw_attention(found, out)
-    say(f"{out}: {len(found.source)} source and {len(found.target)} target tokens, {len(found.layers)} layers")
+    tokens, translation, layers = attention(loaded, source)
+    draw_attention(tokens, translation, layers, out)
+    say(f"{out}: {len(tokens)} source and {len(translation)} target tokens, {len(layers)} layers")

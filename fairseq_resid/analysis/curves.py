@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -116,6 +116,21 @@ def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     }
 
 
+def by_setting(runs: Sequence[Run], failed: Callable[[Run, ValueError], object]) -> dict[str, list[Curves]]:
+    """Return the curves of the runs by label, grouping those that differ only by seed.
+
+    failed: called for a run whose curves cannot be read
+    """
+    found: dict[str, list[Curves]] = {}
+    for label, alike in group_by_setting(runs).items():
+        for run in alike:
+            try:
+                found.setdefault(label, []).append(read_curves(run))
+            except ValueError as error:
+                failed(run, error)
+    return {label: curves for label, curves in found.items() if curves}
+
+
 def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], list[float], list[float], list[float]]:
     """Return the x values, mean, minimum and maximum of a quantity at the updates that all runs have logged.
 
@@ -131,9 +146,7 @@ def band(curves: Sequence[Curves], name: str, by: str) -> tuple[list[float], lis
 def draw_curves(by_group: dict[str, list[Curves]], path: Path, by: str = "updates") -> None:
     """Draw one panel for each quantity that at least one run has."""
     shown = [name for name in QUANTITIES if any(name in each.points for some in by_group.values() for each in some)]
-    with figure(path, math.ceil(len(shown) / 2), 2) as axes:
-        for axis in axes.flat[len(shown) :]:
-            axis.set_visible(False)
+    with figure(path, math.ceil(len(shown) / 2), 2, panels=len(shown), legend=2) as axes:
         for axis, name in zip(axes.flat, shown, strict=False):
             for index, (label, curves) in enumerate(by_group.items()):
                 having = [each for each in curves if name in each.points]
@@ -151,8 +164,6 @@ def draw_curves(by_group: dict[str, list[Curves]], path: Path, by: str = "update
             axis.set_xlabel("updates" if by == "updates" else "hours")
             if name == "gradient norm":
                 axis.set_yscale("log")
-        handles, labels = axes.flat[0].get_legend_handles_labels()
-        axes.flat[0].figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=8)
 
 
 @frame.command("curves", "Plot the learning curves of several runs from their logs, with a band over seeds.")
@@ -165,19 +176,12 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     )
     add("--by", choices=("updates", "hours"), default="updates", help="unit of the x axis (default updates)")
     options = parser.parse_intermixed_args(argv)
-    curves: dict[str, list[Curves]] = {}
-    failed = 0
     for path in options.runs:
         Run(path).require()
-    for label, runs in group_by_setting([Run(path) for path in dict.fromkeys(options.runs)]).items():
-        for run in runs:
-            try:
-                one = read_curves(run)
-            except ValueError as error:
-                failed += 1
-                say(f"{parser.prog}: warning: {error}", file=sys.stderr)
-            else:
-                curves.setdefault(label, []).append(one)
+    failed: list[str] = []
+    curves = by_setting([Run(path) for path in dict.fromkeys(options.runs)], lambda _, error: failed.append(str(error)))
+    for error in failed:
+        say(f"{parser.prog}: warning: {error}", file=sys.stderr)
     if not curves:
         raise ValueError("no curves to draw: none of the runs has training records in its train.log")
     draw_curves(curves, options.out, options.by)

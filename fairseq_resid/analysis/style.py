@@ -1,4 +1,4 @@
-"""The style of all plots: sizes, a colour-blind-safe palette, and the Greek letters of the papers."""
+"""The style of all plots, and `figure`, which draws each of them: a colour-blind-safe palette, the papers' letters."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def letter(coefficient: str) -> str:
     return plain(LETTERS.get(name, name) + bracket + rest)
 
 
-def fix_layout(drawn: Any) -> None:
-    """Compute the layout and round the axes positions, because the solver's last digits differ between processes."""
-    drawn.draw_without_rendering()
-    drawn.set_layout_engine("none")
-    for axes in drawn.axes:
-        axes.set_position([round(place, 4) for place in axes.get_position(original=True).bounds])
-
-
 @contextmanager
 def figure(
-    path: Path, rows: int = 1, columns: int = 1, size: tuple[float, float] = (7.0, 2.6), **more: Any
+    path: Path,
+    rows: int = 1,
+    columns: int = 1,
+    size: tuple[float, float] = (7.0, 2.6),
+    panels: int | None = None,
+    legend: int = 0,
+    **more: Any,
 ) -> Iterator[Any]:
     """Yield the (rows, columns) axes of a figure, which is then written to `path` (svg, png or pdf) atomically.
 
-    size: width and height of one row, in inches
+    size: width and height of one row, in inches; panels: number of axes in use, by default all; the others are hidden
+    legend: columns of a legend below the axes, with one entry for each label; 0 for no legend
+    more: arguments of pyplot.subplots
     """
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # otherwise it logs every font
     import matplotlib
@@ -75,12 +75,23 @@ def figure(
     with pyplot.rc_context(SETTINGS):
         drawn, axes = pyplot.subplots(rows, columns, figsize=(size[0], size[1] * rows), squeeze=False, **more)
         try:
+            for axis in axes.flat[panels:] if panels else ():
+                axis.set_visible(False)
             yield axes
+            if legend:
+                found: dict[str, Any] = {}
+                for axis in axes.flat:
+                    for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+                        found.setdefault(label, handle)
+                drawn.legend(found.values(), found.keys(), loc="outside lower center", ncols=legend, fontsize=8)
+            # Fix the layout and round the positions, because the solver's last digits differ between processes.
+            drawn.draw_without_rendering()
+            drawn.set_layout_engine("none")
+            for axis in drawn.axes:
+                axis.set_position([round(place, 4) for place in axis.get_position(original=True).bounds])
             path.parent.mkdir(parents=True, exist_ok=True)
-            fix_layout(drawn)
+            metadata = {"Date": None} if path.suffix == ".svg" else None
             with replacing(path) as partial:
-                drawn.savefig(
-                    partial, format=path.suffix[1:], metadata={"Date": None} if path.suffix == ".svg" else None
-                )
+                drawn.savefig(partial, format=path.suffix[1:], metadata=metadata)
         finally:
             pyplot.close(drawn)

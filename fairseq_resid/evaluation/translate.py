@@ -105,7 +105,7 @@ class Translator:
         return translations
 
 
-def encoded_batches(translator: Any, lines: Iterable[bytes], together: int) -> Iterator[list[Any]]:
+def encoded_batches(translator: Any, lines: Iterable[str | bytes], together: int) -> Iterator[list[Any]]:
     """Yield the encoded lines in batches of `together`.
 
     Raises: ValueError for an invalid line, after yielding the lines before it.

@@ -7,13 +7,13 @@ has a single maximum length, and <pad> can be generated. `Model` compensates for
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .engine import BOS, EOS, PAD, UNK, Hypothesis, Record, Search, batches, calling, check_lengths, symbols
+from .engine import BOS, EOS, PAD, UNK, Engine, Hypothesis, Record, Search, Words, calling, symbols
 
 # Values of --quantization. With "int8", the machine that loads the model chooses the type of all other weights.
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
@@ -36,31 +36,23 @@ SETTINGS = {
 }
 
 
-def write(
-    model: Any, source_dictionary: Any, target_dictionary: Any, folder: Path, quantization: str | None = None
-) -> None:
+def write(model: Any, source_dictionary: Any, target_dictionary: Any, folder: Path, record: Record) -> None:
     """Write a fairseq Transformer to a folder in the engine's format.
 
     Raises: ValueError naming the structure or setting that the engine cannot express.
     """
     specification = specify(model)
-    for register, dictionary in (
-        (specification.register_source_vocabulary, source_dictionary),
-        (specification.register_target_vocabulary, target_dictionary),
-    ):
-        register(symbols(dictionary))
+    specification.register_source_vocabulary(symbols(source_dictionary))
+    specification.register_target_vocabulary(symbols(target_dictionary))
     for name, value in SETTINGS.items():
         setattr(specification.config, name, value)
     specification.validate()
-    specification.optimize(quantization=quantization)
+    specification.optimize(quantization=record.quantization)
     specification.save(str(folder))
 
 
 def specify(model: Any) -> Any:
-    """Return the engine's specification with the folded weights of a model, without vocabularies.
-
-    Raises: ValueError naming the structure or setting that the engine cannot express.
-    """
+    """Return the engine's specification with the folded weights of a model, without vocabularies."""
     from ctranslate2.specs import common_spec, transformer_spec
 
     from .folding import INSTEAD, CannotFold, fold
@@ -91,12 +83,11 @@ def specify(model: Any) -> Any:
         made.pre_norm = stack.graph != "post_norm"
         fill_stack(made, stack)
     encoder, decoder = stacks.values()
-    fill_linear(decoder.projection, [folded.projection])
+    decoder.projection.weight = folded.projection.numpy()
     return transformer_spec.TransformerSpec(encoder, decoder)
 
 
 def fill_stack(spec: Any, stack: Any) -> None:
-    """Fill in the weights of an encoder or decoder."""
     embeddings = spec.embeddings[0] if isinstance(spec.embeddings, list) else spec.embeddings
     embeddings.weight = stack.embedding.numpy()
     spec.scale_embeddings = float(stack.scale)
@@ -111,7 +102,6 @@ def fill_stack(spec: Any, stack: Any) -> None:
 
 
 def fill_sublayer(layer: Any, sublayer: Any) -> None:
-    """Fill in the weights of a sublayer and its norms."""
     linears = sublayer.linears
     if sublayer.kind == "ffn":
         part = layer.ffn
@@ -137,24 +127,17 @@ def fill_sublayer(layer: Any, sublayer: Any) -> None:
 
 
 def fill_norm(spec: Any, norm: Any) -> None:
-    spec.gamma, spec.beta = norm.gain.numpy(), norm.bias.numpy()
+    spec.gamma, spec.beta = norm.weight.numpy(), norm.bias.numpy()
 
 
 def fill_linear(spec: Any, linears: Sequence[Any]) -> None:
     """Fill in the weights of several linear maps that share an input, as a single map."""
     spec.weight = np.concatenate([linear.weight.numpy() for linear in linears])
-    if any(linear.bias is not None for linear in linears):
-        spec.bias = np.concatenate([bias_of(linear) for linear in linears])
+    spec.bias = np.concatenate([linear.bias.numpy() for linear in linears])
 
 
-def bias_of(linear: Any) -> NDArray[np.float32]:
-    """Return the bias of a linear map, or zeros if it has none."""
-    found: NDArray[np.float32] = np.zeros(len(linear.weight), np.float32)
-    return found if linear.bias is None else linear.bias.numpy()
-
-
-class Model:
-    """A model loaded by CTranslate2 on the CPU; see engine.Engine."""
+class Model(Engine):
+    """A model loaded by CTranslate2 on the CPU."""
 
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import ctranslate2
@@ -163,47 +146,41 @@ class Model:
             self.translator = ctranslate2.Translator(str(folder), device="cpu", inter_threads=1, intra_threads=threads)
         self.longest = record.longest
 
-    def translate(
-        self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
+    def decode(
+        self, sources: Sequence[Words], prefixes: Sequence[Words] | None, search: Search, most: int
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of each source.
-
-        A hypothesis that reaches the maximum length gets a final </s>, as in fairseq. With a prefix, every hypothesis
-        is scored again, because the engine's score omits the prefix. Other scores differ from fairseq's,
-        because only fairseq includes </s> in the softmax at the first position, although neither allows it there.
-        Raises: ValueError naming the source that is too long for the model.
-        """
-        check_lengths(sources, self.longest[0], "source")
-        found: list[list[Hypothesis]] = [[] for _ in sources]
-        for rows in batches(sources, search.batch_size):
-            most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
-            for suppressed in (None, [[PAD]]):
-                chosen = [sources[row] for row in rows]
-                begun = None if prefixes is None else [prefixes[row] for row in rows]
-                for row, hypotheses in zip(rows, self.decode(chosen, begun, search, most, suppressed), strict=True):
-                    found[row] = [each for each in hypotheses if PAD not in each.tokens][: search.nbest]
-                # fairseq never generates <pad>. Suppressing it in every search would change the other probabilities.
-                rows = [row for row in rows if len(found[row]) < search.nbest]
-                if not rows:
-                    break
+        """Return the hypotheses for a batch of sources, best first. most: maximum number of subwords."""
+        found = self.search(sources, prefixes, search, most, None)
+        # fairseq never generates <pad>. Suppressing it in every search would change the other probabilities.
+        rows = [row for row, hypotheses in enumerate(found) if len(hypotheses) < search.nbest]
+        if rows:
+            begun = None if prefixes is None else [prefixes[row] for row in rows]
+            again = self.search([sources[row] for row in rows], begun, search, most, [[PAD]])
+            for row, hypotheses in zip(rows, again, strict=True):
+                found[row] = hypotheses
         return found
 
-    def decode(
+    def search(
         self,
-        sources: Sequence[Sequence[str]],
-        prefixes: Sequence[Sequence[str]] | None,
+        sources: Sequence[Words],
+        prefixes: Sequence[Words] | None,
         search: Search,
         most: int,
         suppressed: list[list[str]] | None,
     ) -> list[list[Hypothesis]]:
-        """Return all hypotheses of a batch of sources, best first. most: maximum number of subwords."""
+        """Return the hypotheses without <pad>, best first.
+
+        A hypothesis that reaches the maximum length gets a final </s>, as in fairseq. With a prefix, every hypothesis
+        is scored again, because the engine's score omits the prefix. Other scores differ from fairseq's,
+        because only fairseq includes </s> in the softmax at the first position, although neither allows it there.
+        """
         results = self.translator.translate_batch(
-            [list(source) for source in sources],
-            None if prefixes is None else [list(prefix) for prefix in prefixes],
+            list(map(list, sources)),
+            None if prefixes is None else list(map(list, prefixes)),
             beam_size=search.beam,
             num_hypotheses=search.beam,
             length_penalty=search.length_penalty,
-            max_decoding_length=max(most, 1),
+            max_decoding_length=most,
             max_input_length=0,
             min_decoding_length=1,
             suppress_sequences=suppressed,
@@ -219,26 +196,16 @@ class Model:
                 found[row].append(Hypothesis(tuple(tokens[:-1] if is_complete else tokens), score))
                 if prefixes is not None or not is_complete:
                     unscored.append((row, number))
-        if unscored:
-            scores = self.score(
-                [sources[row] for row, _ in unscored], [found[row][number].tokens for row, number in unscored]
-            )
-            for (row, number), log_p in zip(unscored, scores, strict=True):
-                score = sum(log_p) / len(log_p) ** search.length_penalty
-                found[row][number] = Hypothesis(found[row][number].tokens, score)
-        return [sorted(hypotheses, key=lambda each: -each.score) for hypotheses in found]
-
-    def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return log p of every target token and of </s>.
-
-        Raises: ValueError naming the sentence that is too long for the model.
-        """
-        check_lengths(sources, self.longest[0], "source")
-        check_lengths(targets, self.longest[1], "target")
-        results = self.translator.score_batch(
-            [list(source) for source in sources],
-            [list(target) for target in targets],
-            max_batch_size=32,
-            max_input_length=0,
+        log_ps = self.score(
+            [sources[row] for row, _ in unscored], [found[row][number].tokens for row, number in unscored]
         )
+        for (row, number), log_p in zip(unscored, log_ps, strict=True):
+            found[row][number] = replace(found[row][number], score=sum(log_p) / len(log_p) ** search.length_penalty)
+        return [
+            sorted((each for each in hypotheses if PAD not in each.tokens), key=lambda each: -each.score)
+            for hypotheses in found
+        ]
+
+    def log_p(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[list[float]]:
+        results = self.translator.score_batch(list(map(list, sources)), list(map(list, targets)), max_input_length=0)
         return [list(result.log_probs) for result in results]

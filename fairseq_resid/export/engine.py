@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from ..cli.frame import MissingPackage
 from ..data.text.forms import Form, Normalize
@@ -24,6 +25,9 @@ RECORD, FORMAT = "export.json", 1
 WRITER = "fairseq-resid export"
 OLDEST_PYTHON = (3, 11)  # engine releases for older Python versions give different results
 EOS, BOS, PAD, UNK = "</s>", "<s>", "<pad>", "<unk>"  # fairseq's special symbols
+# The package of each engine. The module of this name has write, which writes its files, and Model, which loads them.
+ENGINES = {"ctranslate2": "ctranslate2", "onnx": "onnxruntime", "huggingface": "transformers"}
+Words = Sequence[str]  # the subwords of a sentence
 
 
 @dataclass(frozen=True)
@@ -53,18 +57,54 @@ class Hypothesis:
     score: float
 
 
-class Engine(Protocol):
-    """A model loaded by an engine. Subwords are strings, without </s>. Log probabilities use the natural logarithm."""
+class Engine(ABC):
+    """A model loaded by an engine. Subwords are strings, without </s>. Log probabilities are in nats.
+
+    longest: maximum number of subwords in a source and in a target, including </s>
+    """
+
+    longest: tuple[int, int]
+
+    @abstractmethod
+    def decode(
+        self, sources: Sequence[Words], prefixes: Sequence[Words] | None, search: Search, most: int
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses for a batch of sources, best first. most: maximum number of subwords."""
+
+    @abstractmethod
+    def log_p(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[list[float]]:
+        """Return log p of every target token, and of </s> at the end, for a batch of sources."""
 
     def translate(
-        self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
+        self, sources: Sequence[Words], search: Search, prefixes: Sequence[Words] | None = None
     ) -> list[list[Hypothesis]]:
-        """Return the `nbest` best translations of each source, best first. Each starts with its source's prefix."""
-        ...
+        """Return the `nbest` best translations of each source, best first. Each starts with its source's prefix.
 
-    def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return log p of every target token, and of </s> at the end."""
-        ...
+        Raises: ValueError naming the source that is too long for the model.
+        """
+        check_lengths(sources, self.longest[0], "source")
+        found: list[list[Hypothesis]] = [[] for _ in sources]
+        for rows in batches(sources, search.batch_size):
+            most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
+            begun = None if prefixes is None else [prefixes[row] for row in rows]
+            made = self.decode([sources[row] for row in rows], begun, search, max(most, 1))  # fairseq's --min-len is 1
+            for row, hypotheses in zip(rows, made, strict=True):
+                found[row] = hypotheses[: search.nbest]
+        return found
+
+    def score(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[list[float]]:
+        """Return log p of every target token, and of </s> at the end.
+
+        Raises: ValueError naming the sentence that is too long for the model.
+        """
+        check_lengths(sources, self.longest[0], "source")
+        check_lengths(targets, self.longest[1], "target")
+        found: list[list[float]] = [[] for _ in sources]
+        for rows in batches(sources, Search.batch_size):
+            made = self.log_p([sources[row] for row in rows], [targets[row] for row in rows])
+            for row, log_p in zip(rows, made, strict=True):
+                found[row] = log_p
+        return found
 
 
 @dataclass(frozen=True)
@@ -93,7 +133,7 @@ class Record:
     sha256: of the checkpoint file; empty in exports of earlier versions
     structure: the --residual name and its options; quantization: None for float32
     longest: maximum number of subwords in a source and in a target, including </s>
-    search: the settings of the run's evaluation; proof: the result of the comparison with fairseq
+    search: the settings of the run's evaluation; proof: the comparison with fairseq (proof.py)
     """
 
     format: int
@@ -111,30 +151,14 @@ class Record:
     sha256: str = ""
 
 
-@dataclass(frozen=True)
-class Kind:
-    """An engine: the module that writes its files, the module that loads them (its class Model), and the package."""
-
-    writer: str
-    loader: str
-    package: str
-
-
-ENGINES: dict[str, Kind] = {
-    "ctranslate2": Kind("ctranslate2", "ctranslate2", "ctranslate2"),
-    "onnx": Kind("onnx", "onnx_runner", "onnxruntime"),
-    "huggingface": Kind("huggingface", "huggingface", "transformers"),
-}
-
-
 def check_installed(name: str) -> None:
-    """Raise MissingPackage with install instructions if an engine is missing."""
+    """Raise MissingPackage with install instructions if an engine is missing, or for an older version of Python."""
     if sys.version_info < OLDEST_PYTHON:
         raise MissingPackage(
             f"{name}: requires Python {'.'.join(map(str, OLDEST_PYTHON))} or newer; this is Python "
             f"{sys.version_info[0]}.{sys.version_info[1]}"
         )
-    check_package(name, ENGINES[name].package)
+    check_package(name, ENGINES[name])
 
 
 def check_package(name: str, package: str) -> None:
@@ -172,8 +196,7 @@ def load(folder: Path, threads: int = 0) -> Engine:
     """
     record = read(folder)
     check_installed(record.engine)
-    module = import_module(f".{ENGINES[record.engine].loader}", __package__)
-    return cast(Engine, module.Model(folder, record, threads))
+    return cast(Engine, import_module(f".{record.engine}", __package__).Model(folder, record, threads))
 
 
 @contextmanager
@@ -214,14 +237,14 @@ def symbols(dictionary: Any) -> list[str]:
     return found
 
 
-def batches(sources: Sequence[Sequence[str]], size: int) -> Iterator[list[int]]:
+def batches(sources: Sequence[Words], size: int) -> Iterator[list[int]]:
     """Yield the indices of the sources in batches of `size`, sorted by length: a batch has a single maximum length."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     for start in range(0, len(order), size):
         yield order[start : start + size]
 
 
-def check_lengths(sentences: Sequence[Sequence[str]], most: int, name: str) -> None:
+def check_lengths(sentences: Sequence[Words], most: int, name: str) -> None:
     """Raise ValueError for a sentence with more than `most` subwords, including </s>; name: "source" or "target"."""
     for number, sentence in enumerate(sentences, start=1):
         if len(sentence) >= most:

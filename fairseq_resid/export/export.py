@@ -10,22 +10,20 @@ temporary folder, which is renamed after the proof has succeeded (proof.py).
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from .. import records
 from ..cli import frame
+from ..connections import sites
 from ..console import code, say
-from ..data.text import folder as text_folder
-from ..data.text.folder import CORPUS, Corpus
+from ..data.text.folder import CORPUS, CorpusRecord
 from ..fairseq_patches import load_checkpoint
 from ..fairseq_patches.dictionaries import add_flag
 from ..files import partial_of, replacing, sha256, write_text
@@ -34,9 +32,8 @@ from ..runs.run import Run
 from ..runs.trained_on import find_data
 from ..scoring import kinds
 from .engine import ENGINES, FORMAT, RECORD, Record, Search, Text, check_installed, load
-from .proof import NotEqual, Proof, prove
+from .proof import NotEqual, prove, summary
 
-WITHOUT_STRUCTURE = "transformer"  # fairseq's own model
 README = """# {run} for {engine}
 
 `{checkpoint}` of the run {run}, exported by `fairseq-resid export` for {package} {version}{quantization}.
@@ -54,45 +51,6 @@ This requires fairseq_resid with its extra `{engine}`. `export.json` describes t
 """
 
 
-def text_of(data: Path, direction: tuple[str, str]) -> Text:
-    """Return how the text of a data folder is converted. Without corpus.json, the text is not converted.
-
-    direction: source and target language of the model
-    Raises: ValueError naming corpus.json if it is damaged.
-    """
-    if not (data / CORPUS).is_file():
-        return Text(*direction)
-    known = text_folder.CorpusRecord.of(data)
-    return Text(
-        *direction,
-        known.text.form,
-        known.text.normalize,
-        known.text.split_hyphens,
-        known.restore.post_process,
-        known.restore.model,
-        known.tokenizer(direction[1]),
-    )
-
-
-def search_of(run: Run) -> Search:
-    """Return the search settings that the evaluation of a run uses."""
-    decoding = settings.of(run).decoding
-    return Search(
-        int(decoding["beam"]),
-        float(decoding["lenpen"]),
-        float(decoding["max-len-a"]),
-        int(decoding["max-len-b"]),
-    )
-
-
-def structure_of(model: Any) -> dict[str, Any]:
-    """Return the --residual name of a model and its options, or `transformer` for fairseq's own model."""
-    from ..connections import sites
-
-    site = next(iter(sites(model).values()), None)
-    return {"arch": WITHOUT_STRUCTURE} if site is None else dict(site.described)
-
-
 def export(
     run: Run,
     engine: str,
@@ -100,7 +58,7 @@ def export(
     checkpoint: str | None = None,
     quantization: str | None = None,
     data: Path | None = None,
-) -> Proof:
+) -> dict[str, Any]:
     """Write the export of a run to the new folder `out`, and return its proof.
 
     Raises: ValueError or OSError naming the flag or file and the problem; NotEqual if the proof fails. No folder
@@ -109,7 +67,7 @@ def export(
     if out.exists():
         raise ValueError(f"--out {out}: already exists; choose another name or remove it")
     check_installed(engine)
-    writer = import_module(f".{ENGINES[engine].writer}", __package__)
+    writer = import_module(f".{engine}", __package__)
     if quantization is not None and quantization not in writer.QUANTIZATIONS:
         raise ValueError(f"--quantization {quantization}: choose one of {', '.join(writer.QUANTIZATIONS)}")
     file = run.checkpoint(checkpoint)
@@ -120,52 +78,65 @@ def export(
     from ..scoring.loading import load as load_model
 
     loaded = load_model(run, file, path, cpu=True)
-    direction = loaded.task.cfg.source_lang, loaded.task.cfg.target_lang
-    text = text_of(path, direction)
-    corpus = Corpus.read(path, direction) if (path / CORPUS).is_file() else None
+    model, task = loaded.model, loaded.task
+    source, target = model.max_positions()
+    site, decoding = next(iter(sites(model).values()), None), settings.of(run).decoding
+    record = Record(
+        FORMAT,
+        engine,
+        version(ENGINES[engine]),
+        str(run.path.resolve()),
+        file.name,
+        str(path),
+        {"arch": "transformer"} if site is None else dict(site.described),
+        quantization,
+        (int(source), int(target)),
+        text_of(path, (task.cfg.source_lang, task.cfg.target_lang)),
+        Search(
+            int(decoding["beam"]), float(decoding["lenpen"]), float(decoding["max-len-a"]), int(decoding["max-len-b"])
+        ),
+        sha256=sha256(file),
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(partial_of(out), ignore_errors=True)  # left by an export that was killed
     with replacing(out) as partial:
         partial.mkdir()
-        if text.model is not None:
-            shutil.copyfile(path / text.model, partial / text.model)
-        dictionaries = loaded.task.source_dictionary, loaded.task.target_dictionary
-        writer.write(loaded.model, *dictionaries, partial, quantization)
-        source, target = loaded.model.max_positions()
-        record = Record(
-            FORMAT,
-            engine,
-            version(ENGINES[engine].package),
-            str(run.path.resolve()),
-            file.name,
-            str(path),
-            structure_of(loaded.model),
-            quantization,
-            (int(source), int(target)),
-            text,
-            search_of(run),
-            sha256=sha256(file),
-        )
+        if record.text.model is not None:
+            shutil.copyfile(path / record.text.model, partial / record.text.model)
+        section = writer.write(model, task.source_dictionary, task.target_dictionary, partial, record)
         records.write(partial / RECORD, record)
-        if hasattr(writer, "complete"):  # files that depend on the record as well as the model
-            writer.complete(partial, record)
-        proof = prove(loaded, load(partial), record, corpus)
-        records.write(partial / RECORD, dataclasses.replace(record, proof=msgspec.to_builtins(proof)))
-        more = writer.readme(partial, record) if hasattr(writer, "readme") else ""
-        write_text(partial / "README.md", readme(record, run.name, proof) + more)
+        proof = prove(loaded, load(partial), record)
+        records.write(partial / RECORD, replace(record, proof=proof))
+        readme = README.format(
+            run=code(run.name),
+            engine=engine,
+            checkpoint=file.name,
+            package=ENGINES[engine],
+            version=record.engine_version,
+            quantization=f", with weights in {quantization}" if quantization else "",
+            proof=f"Compared with fairseq: {summary(proof)}.",
+        )
+        write_text(partial / "README.md", readme + (section or ""))
     return proof
 
 
-def readme(record: Record, run: str, proof: Proof) -> str:
-    """Return the text of an export's README."""
-    return README.format(
-        run=code(run),
-        engine=record.engine,
-        checkpoint=record.checkpoint,
-        package=ENGINES[record.engine].package,
-        version=record.engine_version,
-        quantization=f", with weights in {record.quantization}" if record.quantization else "",
-        proof="Compared with fairseq: " + "; ".join(proof.lines(record.engine)) + ".",
+def text_of(data: Path, direction: tuple[str, str]) -> Text:
+    """Return how the text of a data folder is converted. Without corpus.json, the text is not converted.
+
+    direction: source and target language of the model
+    Raises: ValueError naming corpus.json if it is damaged.
+    """
+    if not (data / CORPUS).is_file():
+        return Text(*direction)
+    known = CorpusRecord.of(data)
+    return Text(
+        *direction,
+        known.text.form,
+        known.text.normalize,
+        known.text.split_hyphens,
+        known.restore.post_process,
+        known.restore.model,
+        known.tokenizer(direction[1]),
     )
 
 
@@ -196,7 +167,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     except NotEqual as error:
         say(f"{parser.prog}: error: {error}; nothing was exported", file=sys.stderr)
         return 1
-    for line in proof.lines(options.to):
-        say(line)
+    say(summary(proof))
     say(f"{options.out}: exported; translate with fairseq-resid translate {options.out} < text")
     return 0

@@ -39,18 +39,13 @@ INSTEAD = "use --to onnx"
 
 
 @dataclass
-class Linear:
-    """y = x Wᵀ + bias. Shapes: weight (out, in), bias (out,)."""
+class Affine:
+    """A linear map, x Wᵀ + bias, or a LayerNorm with eps 1e-5.
+
+    Shapes: weight (out, in) or (C,), bias (out,) or (C,)
+    """
 
     weight: Tensor
-    bias: Tensor | None
-
-
-@dataclass
-class Norm:
-    """LayerNorm over C channels, eps 1e-5. Shapes: (C,)."""
-
-    gain: Tensor
     bias: Tensor
 
 
@@ -62,8 +57,8 @@ class Sublayer:
     """
 
     kind: str
-    linears: dict[str, Linear]
-    norms: list[Norm]
+    linears: dict[str, Affine]
+    norms: list[Affine]
 
 
 @dataclass
@@ -80,19 +75,18 @@ class Stack:
     embedding: Tensor
     scale: float
     positions: Tensor
-    embedding_norm: Norm | None
+    embedding_norm: Affine | None
     layers: list[list[Sublayer]]
-    final_norm: Norm | None
-    learned_positions: bool = False
+    final_norm: Affine | None
 
 
 @dataclass
 class Folded:
-    """A whole model. projection: maps the decoder's output to logits, (V, C)."""
+    """A whole model. projection: maps the decoder's output to logits, (V, C), without a bias."""
 
     encoder: Stack
     decoder: Stack
-    projection: Linear
+    projection: Tensor
 
 
 def fold(model: Any) -> Folded:
@@ -102,31 +96,7 @@ def fold(model: Any) -> Folded:
     Raises: CannotFold naming the structure or the setting that cannot be expressed, and the reason.
     """
     check_settings(model)
-    encoder, decoder = (fold_stack(stack) for stack in (model.encoder, model.decoder))
-    projection = model.decoder.output_projection
-    return Folded(encoder, decoder, Linear(single(projection.weight), maybe(projection.bias)))
-
-
-def structure_of(model: Any) -> str | None:
-    """Return the --residual name of one of our models; None for a stock fairseq model."""
-    site = next(iter(connections.sites(model).values()), None)
-    return None if site is None else str(site.described["residual"])
-
-
-def fold_site(site: connections.ResidualConnection) -> Fold:
-    """Return the fold of a site.
-
-    Raises: CannotFold naming the structure and the reason.
-    """
-    residual = str(site.described["residual"])
-    made = connections.structure(residual)
-    if made.folds is None:
-        formula = f"it has no fold for {made.formula} into a post-norm or pre-norm layer"
-        raise CannotFold(f"--residual {residual}: {formula}; {INSTEAD}")
-    try:
-        return made.folds(site)
-    except CannotFold as error:
-        raise CannotFold(f"--residual {residual}: {error}; {INSTEAD}") from None
+    return Folded(fold_stack(model.encoder), fold_stack(model.decoder), single(model.decoder.output_projection.weight))
 
 
 def check_settings(model: Any) -> None:
@@ -135,7 +105,6 @@ def check_settings(model: Any) -> None:
     wrong = [
         ("--adaptive-input", bool(getattr(cfg, "adaptive_input", False))),
         ("--adaptive-softmax-cutoff", model.decoder.adaptive_softmax is not None),
-        ("--character-embeddings", bool(getattr(cfg, "char_inputs", False))),
         ("--no-cross-attention", bool(cfg.no_cross_attention)),
         ("--cross-self-attention", bool(cfg.cross_self_attention)),
         ("--base-layers", bool(getattr(cfg, "base_layers", 0))),
@@ -161,47 +130,30 @@ def single(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True)
 
 
-def maybe(tensor: Tensor | None) -> Tensor | None:
-    """Return a copy in fp32 on the CPU, or None."""
-    return None if tensor is None else single(tensor)
+def affine(module: Any) -> Affine:
+    """Return the arrays of a linear map or of a LayerNorm, of fairseq or one of our final norms."""
+    return Affine(single(module.weight), single(module.bias))
 
 
-def norm_of(module: Any) -> Norm | None:
-    """Return the arrays of a LayerNorm of fairseq or of one of our final norms, or None without a norm."""
-    return None if module is None else Norm(single(module.weight), single(module.bias))
-
-
-def sublayers(stack: Any) -> Iterator[tuple[int, str, Any, Any]]:
-    """For each sublayer, yield the layer number, the kind, the module with the linear maps, and the layer."""
-    for number, layer in enumerate(stack.layers):
-        yield number, "self_attn", layer.self_attn, layer
-        if getattr(layer, "encoder_attn", None) is not None:
-            yield number, "encoder_attn", layer.encoder_attn, layer
-        yield number, "ffn", layer, layer
-
-
-def fold_of(stack: Any, kind: str, layer: Any) -> Fold:
+def fold_of(layer: Any, kind: str) -> Fold:
     """Return the fold of a site. Layers of stock fairseq have a trivial fold.
 
     Raises: CannotFold naming the structure and the reason.
     """
-    if hasattr(layer, f"{kind}_residual"):
-        return fold_site(getattr(layer, f"{kind}_residual"))
-    norm = getattr(layer, STOCK_NORMS[kind])
-    return Fold("pre_norm" if layer.normalize_before else "post_norm", ((norm.weight.detach(), norm.bias.detach()),))
-
-
-def check_end(stack: Any) -> None:
-    """Raise CannotFold unless a stack ends with a LayerNorm or without a norm."""
-    end = stack.layer_norm
-    if isinstance(end, connections.ResidualStream) and (type(end) is not connections.ResidualStream or end.norm):
-        raise CannotFold(f"final norm {type(end.norm or end).__name__}: only a LayerNorm can be folded; {INSTEAD}")
-
-
-def double(value: Tensor | float, width: int) -> Tensor:
-    """Return a weight of a fold as a vector (C,) in fp64 on the CPU."""
-    found = torch.as_tensor(value).detach().to("cpu", torch.float64)
-    return found.expand(width)
+    site = getattr(layer, f"{kind}_residual", None)
+    if site is None:
+        norm = getattr(layer, STOCK_NORMS[kind])
+        return Fold(
+            "pre_norm" if layer.normalize_before else "post_norm", ((norm.weight.detach(), norm.bias.detach()),)
+        )
+    residual = str(site.described["residual"])
+    made = connections.structure(residual)
+    try:
+        if made.folds is None:
+            raise CannotFold(f"it has no fold for {made.formula} into a post-norm or pre-norm layer")
+        return made.folds(site)
+    except CannotFold as error:
+        raise CannotFold(f"--residual {residual}: {error}; {INSTEAD}") from None
 
 
 def scaled(tensor: Tensor, by: Tensor) -> Tensor:
@@ -214,63 +166,59 @@ def fold_stack(stack: Any) -> Stack:
 
     Raises: CannotFold naming the structure or the setting that cannot be expressed, and the reason.
     """
-    made = layers_of(stack)
-    check_end(stack)
+    sites = [(number, *sublayer) for number, layer in enumerate(stack.layers) for sublayer in sublayers(layer)]
+    end = stack.layer_norm
+    if isinstance(end, connections.ResidualStream) and (type(end) is not connections.ResidualStream or end.norm):
+        raise CannotFold(f"final norm {type(end.norm or end).__name__}: only a LayerNorm can be folded; {INSTEAD}")
     positions = stack.embed_positions
-    learned = isinstance(positions, torch.nn.Embedding)
-    table = single(positions.weight if learned else positions.weights)[positions.padding_idx + 1 :]
-    table = table[: stack.max_positions()]  # fairseq extends a sinusoidal table for longer inputs
-    layer = stack.layers[0] if len(stack.layers) else None
+    table = positions.weight if isinstance(positions, torch.nn.Embedding) else positions.weights
+    # fairseq extends a sinusoidal table for longer inputs.
+    table = single(table)[positions.padding_idx + 1 :][: stack.max_positions()]
+    embedding_norm = stack.layernorm_embedding
     folded = Stack(
-        graph=made[0][2].graph if made else "post_norm",
-        heads=layer.self_attn.num_heads if layer is not None else 1,
+        graph=sites[0][2].graph if sites else "post_norm",
+        heads=stack.layers[0].self_attn.num_heads if sites else 1,
         activation=str(stack.cfg.activation_fn),
         embedding=single(stack.embed_tokens.weight),
         scale=float(stack.embed_scale),
         positions=table,
-        embedding_norm=norm_of(stack.layernorm_embedding),
+        embedding_norm=None if embedding_norm is None else affine(embedding_norm),
         layers=[[] for _ in stack.layers],
-        final_norm=norm_of(stack.layer_norm),
-        learned_positions=learned,
+        final_norm=None if end is None else affine(end),
     )
-    before: Norm | None = None  # the norm that produced x
-    for number, sublayer, site in made:
-        width = folded.embedding.size(1)
-        shortcut, branch = double(site.shortcut, width), double(site.branch, width)
+    before = folded.embedding_norm  # the norm that produced x, or None if x is the embedding
+    for number, sublayer, site in sites:
+        shortcut, branch = (
+            torch.as_tensor(weight).detach().to("cpu", torch.float64).expand(folded.embedding.size(1))
+            for weight in (site.shortcut, site.branch)
+        )
         if not bool((shortcut != 0).all() and shortcut.isfinite().all()):
             raise CannotFold(f"shortcut weight 0 or not finite: no weight can be divided by it; {INSTEAD}")
         for name in INPUTS[sublayer.kind]:
             linear = sublayer.linears[name]
             linear.weight = scaled(linear.weight, 1 / shortcut)
         output = sublayer.linears[OUTPUT[sublayer.kind]]
-        output.weight = scaled(output.weight, branch[:, None])
-        output.bias = None if output.bias is None else scaled(output.bias, branch)
+        output.weight, output.bias = scaled(output.weight, branch[:, None]), scaled(output.bias, branch)
         if folded.graph == "post_norm":
-            scale_input(folded, before, shortcut)
+            if before is None:
+                folded.embedding, folded.positions = (
+                    scaled(folded.embedding, shortcut),
+                    scaled(folded.positions, shortcut),
+                )
+            else:
+                before.weight, before.bias = scaled(before.weight, shortcut), scaled(before.bias, shortcut)
             before = sublayer.norms[0]
         folded.layers[number].append(sublayer)
     return folded
 
 
-def scale_input(stack: Stack, before: Norm | None, by: Tensor) -> None:
-    """Scale the channels of x: in the norm before a site, or in the input of the stack."""
-    before = before or stack.embedding_norm
-    if before is not None:
-        before.gain, before.bias = scaled(before.gain, by), scaled(before.bias, by)
-    else:
-        stack.embedding, stack.positions = scaled(stack.embedding, by), scaled(stack.positions, by)
-
-
-def layers_of(stack: Any) -> list[tuple[int, Sublayer, Fold]]:
-    """Return the sublayers of a stack and the fold to apply to each."""
-    made = []
-    for number, kind, module, layer in sublayers(stack):
-        site = fold_of(stack, kind, layer)
+def sublayers(layer: Any) -> Iterator[tuple[Sublayer, Fold]]:
+    """Yield the sublayers of a layer, with unchanged weights, and the fold to apply to each."""
+    for kind in INPUTS:
+        if kind == "encoder_attn" and getattr(layer, kind, None) is None:
+            continue
+        site = fold_of(layer, kind)
+        module = layer if kind == "ffn" else getattr(layer, kind)
         names = (*INPUTS[kind], *OTHERS[kind], OUTPUT[kind])
-        linears = {
-            name: Linear(single(linear.weight), maybe(linear.bias))
-            for name, linear in ((name, getattr(module, name)) for name in names)
-        }
-        norms = [Norm(single(gain), single(bias)) for gain, bias in site.norms]
-        made.append((number, Sublayer(kind, linears, norms), site))
-    return made
+        norms = [Affine(single(gain), single(bias)) for gain, bias in site.norms]
+        yield Sublayer(kind, {name: affine(getattr(module, name)) for name in names}, norms), site

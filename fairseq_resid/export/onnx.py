@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from .. import records
-from .engine import check_package, quiet, symbols
+from .engine import Record, check_package, quiet, symbols
 from .onnx_runner import ENCODER, INPUTS, OUTPUTS, STEP, VOCABULARIES
+from .onnx_runner import Model as Model
 
 QUANTIZATIONS = ("int8", "float32")
 OPSET = 18
@@ -18,9 +19,7 @@ MOST = 1 << 40  # bytes of a constant
 EXTERNAL = 1_800_000_000  # bytes; an ONNX file is limited to 2 GiB, so larger weights are stored in FILE.data
 
 
-def write(
-    model: Any, source_dictionary: Any, target_dictionary: Any, folder: Path, quantization: str | None = None
-) -> None:
+def write(model: Any, source_dictionary: Any, target_dictionary: Any, folder: Path, record: Record) -> None:
     """Write the graphs and vocabularies of a fairseq Transformer in eval mode to a folder.
 
     Raises: ValueError naming the setting that the graphs do not support.
@@ -36,7 +35,7 @@ def write(
     for name, dictionary in zip(VOCABULARIES, (source_dictionary, target_dictionary), strict=True):
         records.write(folder / name, symbols(dictionary))
     batch, source, target = Dim("batch"), Dim("source"), Dim("target")
-    is_int8 = quantization == "int8"
+    is_int8 = record.quantization == "int8"
     encoder, decoder = Encoder(model, is_int8).eval(), DecoderStep(model, is_int8).eval()
     device = next(model.parameters()).device
     # torch.export turns sizes 0 and 1 into constants, and treats equal sizes as the same dimension.

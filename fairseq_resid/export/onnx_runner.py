@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import records
-from .engine import EOS, PAD, UNK, WRITER, Hypothesis, Record, Search, batches, calling, check_lengths
+from .engine import EOS, PAD, UNK, WRITER, Engine, Hypothesis, Record, Search, Words, calling
 
 ENCODER, STEP = "encoder.onnx", "decoder_step.onnx"
 VOCABULARIES = ("source_vocabulary.json", "target_vocabulary.json")
@@ -24,8 +24,6 @@ INPUTS = {
     STEP: ["token", "step", "mask", "source_keys", "source_values", "keys", "values"],
 }
 OUTPUTS = {ENCODER: ["mask", "source_keys", "source_values"], STEP: ["log_p", "new_keys", "new_values"]}
-SHORTEST = 1  # minimum number of subwords in a translation without a prefix: fairseq's --min-len
-TOGETHER = 32  # sentences per batch when scoring
 
 Floats = NDArray[np.float32]
 Numbers = NDArray[np.int64]
@@ -42,7 +40,7 @@ class Vocabulary:
         self.numbers = {word: number for number, word in enumerate(self.words)}
         self.end, self.padding, self.unknown = (self.numbers[word] for word in (EOS, PAD, UNK))
 
-    def encode(self, sentence: Sequence[str]) -> list[int]:
+    def encode(self, sentence: Words) -> list[int]:
         return [self.numbers.get(word, self.unknown) for word in sentence]
 
     def decode(self, numbers: Sequence[int]) -> tuple[str, ...]:
@@ -64,8 +62,8 @@ def largest(values: Floats, count: int) -> Numbers:
     return found
 
 
-class Model:
-    """A model loaded by ONNX Runtime on the CPU; see engine.Engine."""
+class Model(Engine):
+    """A model loaded by ONNX Runtime on the CPU."""
 
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         self.source, self.target = (Vocabulary(folder / name) for name in VOCABULARIES)
@@ -74,27 +72,10 @@ class Model:
         ((layers, _, heads, _, channels),) = [each.shape for each in self.decoder.get_inputs() if each.name == "keys"]
         self.empty: Floats = np.zeros((layers, 0, heads, 0, channels), np.float32)
 
-    def translate(
-        self, sources: Sequence[Sequence[str]], search: Search, prefixes: Sequence[Sequence[str]] | None = None
+    def decode(
+        self, sources: Sequence[Words], prefixes: Sequence[Words] | None, search: Search, most: int
     ) -> list[list[Hypothesis]]:
-        """Return the best translations of each source, as fairseq-generate finds them.
-
-        Raises: ValueError naming the source that is too long for the model.
-        """
-        check_lengths(sources, self.longest[0], "source")
-        found: list[list[Hypothesis]] = [[] for _ in sources]
-        for rows in batches(sources, search.batch_size):
-            most = min(search.longest(max(len(sources[row]) for row in rows)), self.longest[1] - 1)
-            chosen = [self.source.encode(sources[row]) for row in rows]
-            begun = None if prefixes is None else [self.target.encode(prefixes[row]) for row in rows]
-            for row, hypotheses in zip(rows, self.search(chosen, begun, search, max(most, SHORTEST)), strict=True):
-                found[row] = hypotheses[: search.nbest]
-        return found
-
-    def search(
-        self, sources: list[list[int]], prefixes: list[list[int]] | None, search: Search, most: int
-    ) -> list[list[Hypothesis]]:
-        """Return all hypotheses for a batch of sources, best first, as fairseq's SequenceGenerator does step by step.
+        """Return the hypotheses for a batch of sources, best first, as fairseq's SequenceGenerator does step by step.
 
         most: maximum number of subwords. Every step keeps 2 * beam candidates. Only candidates in the first
         half can end a hypothesis, and a sentence with `beam` finished hypotheses leaves the batch.
@@ -104,7 +85,9 @@ class Model:
         beam = min(search.beam, count - 1)  # <pad> is never chosen
         memory = [np.repeat(each, beam, axis=axis) for each, axis in zip(self.encode(sources), (0, 1, 1), strict=True)]
         keys = values = np.repeat(self.empty, len(memory[0]), axis=1)
-        forced = None if prefixes is None else padded(prefixes, target.padding, left=False)
+        forced = None
+        if prefixes is not None:
+            forced = padded([target.encode(prefix) for prefix in prefixes], target.padding, left=False)
         tokens: Numbers = np.full((len(memory[0]), 1), target.end)
         total: Floats = np.zeros(len(memory[0]), np.float32)
         alive = np.arange(len(sources))  # the numbers of the sentences in the batch
@@ -118,7 +101,7 @@ class Model:
                 log_p[:, np.arange(count) != target.end] = -math.inf
             if forced is not None and step < forced.shape[1] and step < most:
                 force(log_p, np.repeat(forced[alive, step], beam), target.padding)
-            elif step < SHORTEST:
+            elif step == 0:  # fairseq's --min-len is 1
                 log_p[:, target.end] = -math.inf
             sums = (log_p + total[:, None]).reshape(len(alive), beam, count)
             # Initially all hypotheses of a sentence are the same.
@@ -154,31 +137,22 @@ class Model:
                 memory = [memory[0][rows], memory[1][:, rows], memory[2][:, rows]]
         return [sorted(hypotheses, key=lambda each: -each.score) for hypotheses in found]
 
-    def score(self, sources: Sequence[Sequence[str]], targets: Sequence[Sequence[str]]) -> list[list[float]]:
-        """Return log p of every target token and of </s>.
+    def log_p(self, sources: Sequence[Words], targets: Sequence[Words]) -> list[list[float]]:
+        memory = self.encode(sources)
+        words = [[*self.target.encode(target), self.target.end] for target in targets]
+        table = padded(words, self.target.end, left=False)
+        previous = np.full(len(words), self.target.end)
+        keys = values = np.repeat(self.empty, len(words), axis=1)
+        log_p: Floats = np.empty(table.shape, np.float32)
+        for step in range(table.shape[1]):
+            row_log_p, keys, values = self.step(previous, step, memory, keys, values)
+            previous = table[:, step]
+            log_p[:, step] = np.take_along_axis(row_log_p, previous[:, None], 1)[:, 0]
+        return [each[: len(sentence)].tolist() for each, sentence in zip(log_p, words, strict=True)]
 
-        Raises: ValueError naming the sentence that is too long for the model.
-        """
-        check_lengths(sources, self.longest[0], "source")
-        check_lengths(targets, self.longest[1], "target")
-        found: list[list[float]] = [[] for _ in sources]
-        for rows in batches(sources, TOGETHER):
-            memory = self.encode([self.source.encode(sources[row]) for row in rows])
-            words = [[*self.target.encode(targets[row]), self.target.end] for row in rows]
-            table = padded(words, self.target.end, left=False)
-            previous = np.full(len(rows), self.target.end)
-            keys = values = np.repeat(self.empty, len(rows), axis=1)
-            log_p: Floats = np.empty(table.shape, np.float32)
-            for step in range(table.shape[1]):
-                row_log_p, keys, values = self.step(previous, step, memory, keys, values)
-                previous = table[:, step]
-                log_p[:, step] = np.take_along_axis(row_log_p, previous[:, None], 1)[:, 0]
-            for row, each, sentence in zip(rows, log_p, words, strict=True):
-                found[row] = each[: len(sentence)].tolist()
-        return found
-
-    def encode(self, sources: list[list[int]]) -> list[Any]:
-        tokens = padded([[*source, self.source.end] for source in sources], self.source.padding, left=True)
+    def encode(self, sources: Sequence[Words]) -> list[Any]:
+        ids = [[*self.source.encode(source), self.source.end] for source in sources]
+        tokens = padded(ids, self.source.padding, left=True)
         return self.run(ENCODER, self.encoder, [tokens])
 
     def step(self, token: Numbers, step: int, memory: list[Any], keys: Floats, values: Floats) -> list[Any]:

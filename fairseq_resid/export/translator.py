@@ -13,19 +13,7 @@ from typing import Any, overload
 from ..data.text.forms import TextForm
 from ..data.text.segmentation import Segmenter
 from ..scoring.source import TextConverter, check_length, read_line
-from .engine import Record, load, read
-
-
-def converter(folder: Path, record: Record) -> TextConverter:
-    """Return the conversion between raw text and subwords that an export uses.
-
-    Raises: ValueError naming the folder if it has no subword model.
-    """
-    text = record.text
-    forms = TextForm.of_sides(text.source, text.target, text.form, text.normalize, text.split_hyphens)
-    if text.model is None:
-        raise ValueError(f"{folder}: contains no subword model, because the data folder of the run had none")
-    return TextConverter(Segmenter(text.post_process, folder / text.model), forms[text.source], forms[text.target])
+from .engine import load, read
 
 
 class Translator:
@@ -43,7 +31,12 @@ class Translator:
         self.search = replace(
             self.record.search, nbest=1, **{name: value for name, value in given.items() if value is not None}
         )
-        self.text = converter(Path(folder), self.record)
+        text = self.record.text
+        if text.model is None:
+            raise ValueError(f"{folder}: contains no subword model, because the data folder of the run had none")
+        forms = TextForm.of_sides(text.source, text.target, text.form, text.normalize, text.split_hyphens)
+        segmenter = Segmenter(text.post_process, Path(folder) / text.model)
+        self.text = TextConverter(segmenter, forms[text.source], forms[text.target])
         self.engine = load(Path(folder), threads)
 
     @property

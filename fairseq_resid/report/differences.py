@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import SequenceMatcher
+from typing import Any
 
 import numpy as np
 
@@ -15,35 +14,13 @@ from ..scoring.task import Texts
 MOST = 12  # examples
 
 
-@dataclass(frozen=True)
-class Word:
-    """A word of a text, and whether it differs from the reference."""
-
-    text: str
-    is_marked: bool
-
-
-@dataclass(frozen=True)
-class Sample:
-    """An example: its number (from 1), source, references, the words and chrF of each system's text, and its picture.
-
-    picture: a PNG file in base 64; "" if there is none
-    """
-
-    number: int
-    source: str
-    references: Sequence[str]
-    outputs: list[tuple[str, list[Word], float]]
-    picture: str = ""
-
-
-def marked(line: str, reference: str) -> list[Word]:
-    """Return the words of a text; those outside the passages that it shares with the reference are marked."""
+def marked(line: str, reference: str) -> list[tuple[str, bool]]:
+    """Return the words of a text, and whether each is outside the passages that it shares with the reference."""
     words, other = line.split(), reference.split()
     kept: set[int] = set()
     for block in SequenceMatcher(None, other, words, autojunk=False).get_matching_blocks():
         kept.update(range(block.b, block.b + block.size))
-    return [Word(word, index not in kept) for index, word in enumerate(words)]
+    return [(word, index not in kept) for index, word in enumerate(words)]
 
 
 def png(pixels: np.ndarray) -> str:
@@ -55,8 +32,12 @@ def png(pixels: np.ndarray) -> str:
     return base64.b64encode(file.getvalue()).decode("ascii")
 
 
-def samples(texts: Texts) -> list[Sample]:
+def samples(texts: Texts) -> list[dict[str, Any]]:
     """Return the examples whose chrF differs most between systems, largest difference first; ties by position.
+
+        number, source, references    of the example, from 1
+        outputs                       of each system: its name, the marked words and the chrF
+        picture                       a PNG file in base 64; "" if there is none
 
     For a single system, the examples with the lowest chrF are returned. Words are compared with the reference that is
     most similar to the text by chrF.
@@ -80,12 +61,12 @@ def samples(texts: Texts) -> list[Sample]:
     else:
         found.sort(key=lambda row: row[:2])
     return [
-        Sample(
-            number,
-            source,
-            references,
-            [(name, marked(line, best[name][1]), best[name][0]) for name, line in lines.items()],
-            "" if texts.pictures is None else png(texts.pictures[number - 1]),
-        )
+        {
+            "number": number,
+            "source": source,
+            "references": references,
+            "outputs": [(name, marked(line, best[name][1]), best[name][0]) for name, line in lines.items()],
+            "picture": "" if texts.pictures is None else png(texts.pictures[number - 1]),
+        }
         for _, number, source, references, lines, best in found[:MOST]
     ]

@@ -28,9 +28,9 @@ def mean_of(sites: Sequence[Site], name: str) -> float:
     return fmean(site.coefficients[name].mean for site in sites)
 
 
-def halves(analysis: Analysis, stack: str) -> tuple[list[Site], list[Site]] | None:
+def halves(analysis: Analysis | None, stack: str) -> tuple[list[Site], list[Site]] | None:
     """Return the sites in the lower and in the upper half of a stack; None for a single layer."""
-    sites = [site for site in analysis.sites.values() if site.stack == stack]
+    sites = [site for site in (analysis.sites.values() if analysis else ()) if site.stack == stack]
     layers = 1 + max((site.layer for site in sites), default=0)
     if layers < 2:
         return None
@@ -61,9 +61,8 @@ def open_gates(analysis: Analysis) -> Finding:
 def spreads(analysis: Analysis) -> dict[str, float]:
     """Return the ratio of the largest to the smallest gradient norm of the sites, for each stack."""
     found = {}
-    for stack in stacks(analysis):
-        norms = [site.gradient for site in analysis.sites.values() if site.stack == stack and site.gradient]
-        if norms:
+    for stack, sites in stacks(analysis).items():
+        if norms := [site.gradient for site in sites if site.gradient]:
             found[stack] = max(norms) / min(norms)
     return found
 
@@ -71,7 +70,7 @@ def spreads(analysis: Analysis) -> dict[str, float]:
 def flatness(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
     """Compare the spread of gradient norms over each stack with the baseline's."""
     mine = spreads(analysis)
-    theirs = spreads(baseline) if baseline is not None and baseline is not analysis else {}
+    theirs = spreads(baseline) if baseline else {}
     found = [
         f"{stack}: largest / smallest {ratio:.1f}" + (f", baseline {theirs[stack]:.1f}" if stack in theirs else "")
         for stack, ratio in mine.items()
@@ -91,7 +90,7 @@ def more_below(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
             continue
         low, high = (fmean(site.gradient or 0.0 for site in part) for part in parts)
         line = f"{stack}: {HALVES[0]} {low:.2g}, {HALVES[1]} {high:.2g}"
-        theirs = halves(baseline, stack) if baseline is not None and baseline is not analysis else None
+        theirs = halves(baseline, stack)
         if theirs is not None and all(site.gradient is not None for part in theirs for site in part):
             below, above = (fmean(site.gradient or 0.0 for site in part) for part in theirs)
             line += f", baseline {below:.2g}, {above:.2g}"
@@ -116,12 +115,10 @@ def ratio(analysis: Analysis) -> Finding:
 
 def ahead(analysis: Analysis, baseline: Analysis | None) -> Finding | None:
     """Compare the model's NLL with the baseline's, if both were analysed on the same examples."""
-    if baseline is None or baseline is analysis:
+    examples = analysis.data, analysis.subset, analysis.sentences
+    if baseline is None or examples != (baseline.data, baseline.subset, baseline.sentences):
         return None
-    if (analysis.data, analysis.subset, analysis.sentences) != (baseline.data, baseline.subset, baseline.sentences):
-        return None
-    found = f"{analysis.nll:.3f} {analysis.amount}"
-    found += f", baseline {baseline.nll:.3f}"
+    found = f"{analysis.nll:.3f} {analysis.amount}, baseline {baseline.nll:.3f}"
     claim = "it predicts better than the baseline (one run of each, not tested)"
     return Finding(claim, "both papers, in BLEU and error", found)
 
@@ -136,6 +133,7 @@ def off(analysis: Analysis) -> Finding | None:
 
 def findings(analysis: Analysis, baseline: Analysis | None = None) -> list[Finding]:
     """Return the findings for a model, with the baseline's numbers if a baseline is given."""
+    baseline = None if baseline is analysis else baseline
     names = {name for site in analysis.sites.values() for name in site.coefficients}
     made = [ahead(analysis, baseline)]
     if "alpha" in names:

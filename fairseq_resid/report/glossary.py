@@ -3,27 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import Any
 
 from markupsafe import Markup, escape
 
 from .. import connections
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A structure: its name, a description, and fields of its docstring."""
-
-    name: str
-    about: str
-    fields: dict[str, str]
-
-    def lines(self, field: str) -> list[Markup]:
-        """Return a field with formulas, one line per part."""
-        return [typeset(part) for part in self.fields[field].split("; ")]
-
-
-FIELDS = ("Formula", "Where", "Source", "Start", "State")
 
 # An index or an exponent: a word or a dot, or a group in braces or parentheses.
 SCRIPT = re.compile(r"([_^])(?:\{([^{}]*)\}|\(([^()]*)\)|([^\W_]+'*|[.]))")
@@ -43,7 +27,6 @@ def typeset(formula: str) -> Markup:
 
 
 def scripts(formula: str) -> Markup:
-    """Convert indices and exponents to HTML."""
     made, at = Markup(""), 0
     for found in SCRIPT.finditer(formula):
         inner = next(text for text in found.groups()[1:] if text is not None)
@@ -52,8 +35,18 @@ def scripts(formula: str) -> Markup:
     return made + escape(formula[at:])
 
 
-def entry(name: str) -> Entry:
-    """Return the entry of a structure from the docstring of its class and from the registry."""
+def entry(name: str) -> dict[str, Any]:
+    """Return the entry of a structure from the docstring of its class and from the registry.
+
+    about: a description; formulas: the lines of each formula; notes: the other fields of the docstring
+    """
     made = connections.structure(name)
     fields = {"Formula": made.formula, "Source": made.source} | made.fields
-    return Entry(name, made.summary, {field: fields[field] for field in FIELDS if field in fields})
+    return {
+        "name": name,
+        "about": made.summary,
+        "formulas": [
+            [typeset(part) for part in fields[field].split("; ")] for field in ("Formula", "Where") if field in fields
+        ],
+        "notes": {field: fields[field] for field in ("Source", "Start", "State") if field in fields},
+    }

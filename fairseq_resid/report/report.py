@@ -13,7 +13,6 @@ import re
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,7 @@ from typing import Any
 import jinja2
 
 from ..analysis import analyze, curves, plots
-from ..analysis.results import Analysis
-from ..analysis.results import read_analysis as read_analysis
+from ..analysis.results import Analysis, read_analysis
 from ..cli import frame
 from ..console import say
 from ..evaluation import compare
@@ -34,8 +32,8 @@ from ..study import archive, kept, plan, results, tables
 from ..study import plots as study_plots
 from ..version import __version__
 from .differences import samples
-from .findings import Finding, findings
-from .glossary import Entry, entry
+from .findings import findings
+from .glossary import entry
 
 CAPTIONS = {
     "coefficients": "Mean (line) and spread (band) of each coefficient by layer; dashed: at initialisation.",
@@ -48,47 +46,9 @@ CAPTIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Figure:
-    """A plot embedded in the page: the file in base 64, and a caption."""
-
-    data: str
-    caption: str
-
-
-@dataclass(frozen=True)
-class StudyPart:
-    """The page's section on a study.
-
-    figures: all figures by name; others: those that belong to no table
-    """
-
-    name: str
-    title: str
-    summary: list[str]
-    tables: list[tables.StudyTable]
-    figures: dict[str, Figure]
-    others: list[Figure]
-    notes: list[str]
-
-
-@dataclass(frozen=True)
-class LearnedPart:
-    """The page's section on the model of a run."""
-
-    run: str
-    summary: list[str]
-    figures: list[Figure]
-    findings: list[Finding]
-
-    @property
-    def anchor(self) -> str:
-        """The target of links to this section."""
-        return "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", self.run)
-
-
-def figure(path: Path, caption: str) -> Figure:
-    return Figure(base64.b64encode(path.read_bytes()).decode("ascii"), caption)
+def figure(path: Path, caption: str) -> dict[str, str]:
+    """Return a plot to embed in the page: its SVG file in base 64, and a caption."""
+    return {"data": base64.b64encode(path.read_bytes()).decode("ascii"), "caption": caption}
 
 
 def settings(runs: Sequence[Run], notes: list[str]) -> list[tuple[str, list[str], bool]]:
@@ -203,7 +163,6 @@ def recorded(results: dict[Path, Results], notes: list[str], untested: str) -> d
 
 
 def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[Path, Analysis]:
-    """Return the analysis of every run that has one, by run folder."""
     found = {}
     for run in runs:
         try:
@@ -213,35 +172,14 @@ def read_analyses(runs: Sequence[Run], notes: list[str]) -> dict[Path, Analysis]
     return found
 
 
-def what_it_learned(run: Run, analysis: Analysis, baseline: Analysis | None, folder: Path) -> LearnedPart:
-    """Return the section on a run's model."""
-    figures = [figure(path, CAPTIONS[name]) for name, path in plots.draw_analysis(analysis, folder).items()]
-    return LearnedPart(run.name, analyze.summary(analysis), figures, findings(analysis, baseline))
-
-
-def draw_curves(runs: Sequence[Run], path: Path, notes: list[str]) -> list[Figure]:
-    """Plot the curves of all runs that have a log; return no figure if no run has one."""
-    logged: dict[str, list[curves.Curves]] = {}
-    for label, alike in curves.group_by_setting(runs).items():
-        for run in alike:
-            try:
-                one = curves.read_curves(run)
-            except ValueError as error:
-                notes.append(f"{run.name} has no curves: {error}")
-            else:
-                logged.setdefault(label, []).append(one)
-    if not logged:
-        return []
-    curves.draw_curves(logged, path)
-    return [figure(path, "Training and validation by update.")]
-
-
-def study_part(file: Path, folder: Path) -> StudyPart:
+def study_part(file: Path, folder: Path) -> dict[str, Any]:
     """Return the section on a study's results so far; its plots are saved in `folder`.
+
+    figures: all figures by name; others: those that belong to no table
 
     Raises: ValueError naming the study if no run has finished.
     """
-    study, name = plan.read_study(file), file.stem
+    study = plan.read_study(file)
     runs = archive.runs_folder(archive.kept_folder(file))
     finished = kept.load_notes(study, file, runs)
     if not finished:
@@ -251,8 +189,15 @@ def study_part(file: Path, folder: Path) -> StudyPart:
     figures = {path.stem: figure(path, f"{study_plots.CAPTIONS[path.stem]}.") for path in drawn}
     shown = tables.tables(found)
     placed = {plot for table in shown for plot in table.plots}
-    others = [one for plot, one in figures.items() if plot not in placed]
-    return StudyPart(name, found["title"], tables.summary(found), shown, figures, others, tables.notes(found))
+    return {
+        "name": file.stem,
+        "title": found["title"],
+        "summary": tables.summary(found),
+        "tables": shown,
+        "figures": figures,
+        "others": [one for plot, one in figures.items() if plot not in placed],
+        "notes": tables.notes(found),
+    }
 
 
 def build(
@@ -262,17 +207,29 @@ def build(
     notes: list[str] = []
     table, candidates = scores(runs, subset, notes, untested, data)
     analyses = read_analyses(runs, notes)
-    learned, parts, texts, output = [], [], [], ""
-    glossary: list[Entry] = []
-    with tempfile.TemporaryDirectory() as folder:
+    learned, parts, drawn, texts, output = [], [], [], [], ""
+    glossary: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         for run in runs:
-            if run.path in analyses:
-                baseline = analyses.get(runs[0].path)
-                learned.append(what_it_learned(run, analyses[run.path], baseline, Path(folder)))
-        drawn = draw_curves(runs, Path(folder) / "curves.svg", notes)
+            if found := analyses.get(run.path):
+                written = plots.draw_analysis(found, folder).items()
+                learned.append(
+                    {
+                        "run": run.name,
+                        "anchor": "run-" + re.sub(r"[^A-Za-z0-9_-]", "-", run.name),
+                        "summary": analyze.summary(found),
+                        "figures": [figure(path, CAPTIONS[plot]) for plot, path in written],
+                        "findings": findings(found, analyses.get(runs[0].path)),
+                    }
+                )
+        logged = curves.by_setting(runs, lambda run, error: notes.append(f"{run.name} has no curves: {error}"))
+        if logged:
+            curves.draw_curves(logged, folder / "curves.svg")
+            drawn.append(figure(folder / "curves.svg", "Training and validation by update."))
         for file in studies:
             with fenced(notes, f"study {file}") if runs or len(studies) > 1 else nullcontext():
-                parts.append(study_part(file, Path(folder) / file.stem))
+                parts.append(study_part(file, folder / file.stem))
     if candidates:
         with fenced(notes, f"{candidates[0].task.words.output}s of {candidates[0].path}"):
             output = candidates[0].task.words.output
@@ -280,7 +237,7 @@ def build(
             texts = samples(shown) if shown else []
     for run in runs:
         structure = analyses[run.path].structure if run.path in analyses else None
-        if structure is not None and structure not in [each.name for each in glossary]:
+        if structure is not None and structure not in [each["name"] for each in glossary]:
             with fenced(notes, f"{run.name}: {analyze.analysis_file(run)}: structure {structure}"):
                 glossary.append(entry(structure))
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)

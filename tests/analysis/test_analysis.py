@@ -323,11 +323,10 @@ def test_attention_is_a_distribution_over_the_source(
     sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any
 ) -> None:
     loaded = load_for_analysis(sas_checkpoint.parent, corpus, cpu=True)
-    found = attention.attention(loaded, attention.of_data(loaded, "valid", 3))
-    assert found.source[-1] == found.target[-1] == "</s>" and len(found.layers) == 2
-    for table in (*found.layers, found.mean()):
-        assert len(table) == len(found.target)
-        assert all(len(row) == len(found.source) and sum(row) == pytest.approx(1, abs=1e-5) for row in table)
+    source, target, layers = attention.attention(loaded, attention.of_data(loaded, "valid", 3))
+    assert source[-1] == target[-1] == "</s>" and len(layers) == 2
+    for table in layers:
+        assert table.shape == (len(target), len(source)) and table.sum(1) == pytest.approx(1, abs=1e-5)
     flags = [str(sas_checkpoint.parent), "--data", str(corpus), "--cpu", "--out"]
     assert attention.main([*flags, str(tmp_path / "a.png"), "--text", "the small dog sees a bird ."]) == 0
     assert (tmp_path / "a.png").stat().st_size > 5000
@@ -384,7 +383,7 @@ def test_plot_labels_show_any_name_as_text(name: str, tmp_path: Path) -> None:
     )  # fmt: skip
     for path in plots.draw_analysis(found, tmp_path / "plots").values():
         ElementTree.parse(path)
-    attention.draw_attention(attention.Map([name], [name], [[[1.0]]]), tmp_path / "attention.svg")
+    attention.draw_attention([name], [name], [[[1.0]]], tmp_path / "attention.svg")
     ElementTree.parse(tmp_path / "attention.svg")
 
 

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from fairseq_resid.connections import CannotFold
-from fairseq_resid.export import ctranslate2
 from fairseq_resid.export.engine import Search
 from support.engines import as_words, differences, exported, generated, need, speaking, worst_difference
-from support.models import DICT, PAD, build, sentences, shaken
+from support.models import PAD, build, sentences, shaken
 
 from .test_folding import FOLDING, SETTINGS
 
@@ -59,5 +58,5 @@ def test_quantised_models_are_close_and_smaller(quantization: str, tmp_path: Pat
 
 def test_unknown_activation_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotFold, match=r"--activation-fn tanh: .*; use --to onnx"):
-        ctranslate2.write(build(residual="post_ln", activation_fn="tanh"), DICT, DICT, tmp_path)
+        exported(ENGINE, build(residual="post_ln", activation_fn="tanh"), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from fairseq_resid.export import export, huggingface
 from fairseq_resid.export.engine import RECORD, Search, Text
 from fairseq_resid.export.translator import Translator
 from fairseq_resid.files import read_lines
-from support.engines import as_words, described, exported, generated, need, speaking, worst_difference
+from support.engines import as_words, exported, generated, need, speaking, worst_difference
 from support.models import DICT, EOS, PAD, build, dictionary, sentences, shaken
 
 from .test_folding import FOLDING, SETTINGS
@@ -70,7 +71,7 @@ def test_fairseq_setting_is_exported_or_refused(name: str, tmp_path: Path) -> No
     [
         ({"residual": "sandwich_ln"}, "--residual sandwich_ln: no class in transformers has two norms"),
         ({"residual": "sas"}, "--residual sas: "),
-        ({"residual": "pre_ln", "decoder_learned_pos": True}, "learned positions: M2M100"),
+        ({"residual": "pre_ln", "decoder_learned_pos": True}, "positions other than sinusoids: M2M100"),
         ({"residual": "pre_ln", "layernorm_embedding": True}, "--layernorm-embedding: M2M100"),
     ],
     ids=str,
@@ -81,18 +82,12 @@ def test_unsupported_setting_is_refused_with_one_line(settings: dict[str, Any], 
     assert not list(tmp_path.iterdir())
 
 
-class Tasks:
-    """A task whose source dictionary is smaller or larger than its target dictionary."""
-
-    def __init__(self, words: int) -> None:
-        self.source_dictionary, self.target_dictionary = dictionary(words), DICT
-
-
 def test_pre_norm_source_dictionary_cannot_exceed_target_dictionary(tmp_path: Path) -> None:
-    model = shaken(build(task=Tasks(40), residual="pre_ln"), 7, 0.1)
-    assert worst_difference(exported(ENGINE, model, tmp_path / "small", Tasks(40)), model, Tasks(40)) < 2e-5
+    small, large = (SimpleNamespace(source_dictionary=dictionary(n), target_dictionary=DICT) for n in (40, 60))
+    model = shaken(build(task=small, residual="pre_ln"), 7, 0.1)
+    assert worst_difference(exported(ENGINE, model, tmp_path / "small", small), model, small) < 2e-5
     with pytest.raises(CannotFold, match="a source dictionary larger than the target dictionary: M2M100"):
-        exported(ENGINE, build(task=Tasks(60), residual="pre_ln"), tmp_path / "large", Tasks(60))
+        exported(ENGINE, build(task=large, residual="pre_ln"), tmp_path / "large", large)
 
 
 @pytest.mark.parametrize("residual", ["post_ln", "pre_ln"])
@@ -176,14 +171,11 @@ def tokenizer(folder: Path, **options: Any) -> Any:
 
 def written(folder: Path, text: Text, model: Path | None, *dictionaries: Any) -> Path:
     """Write an export of a small model for the given dictionaries."""
-    task = Tasks(1)
-    task.source_dictionary, task.target_dictionary = dictionaries[0], dictionaries[-1]
+    task = SimpleNamespace(source_dictionary=dictionaries[0], target_dictionary=dictionaries[-1])
     folder.mkdir()
     if model is not None and text.model is not None:
         shutil.copy(model, folder / text.model)
-    made = build(task=task, residual="post_ln")
-    huggingface.write(made, *(task.source_dictionary, task.target_dictionary), folder)
-    huggingface.complete(folder, described(ENGINE, made, text))
+    exported(ENGINE, build(task=task, residual="post_ln"), folder, task, text=text)
     return folder
 
 

@@ -212,9 +212,9 @@ def test_export_writes_its_files_and_leaves_the_model_unchanged(
     model = build(residual="resi_dual", **SMALL)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     caplog.clear()
-    onnx.write(model, DICT, DICT, tmp_path)
+    assert exported(ENGINE, model, tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {
-        "encoder.onnx", "decoder_step.onnx", "source_vocabulary.json", "target_vocabulary.json",
+        "encoder.onnx", "decoder_step.onnx", "source_vocabulary.json", "target_vocabulary.json", "export.json",
     }  # fmt: skip
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not model.training and logging.root.manager.disable == logging.NOTSET
@@ -235,7 +235,7 @@ def test_export_writes_its_files_and_leaves_the_model_unchanged(
 )
 def test_settings_that_cannot_be_exported_are_refused(settings: dict[str, Any], flag: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"^{flag}: cannot be exported to ONNX$"):
-        onnx.write(build(residual="post_ln", **settings), DICT, DICT, tmp_path)
+        exported(ENGINE, build(residual="post_ln", **settings), tmp_path)
     assert not list(tmp_path.iterdir())
 
 

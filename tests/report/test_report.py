@@ -410,32 +410,32 @@ def test_formulas_are_typeset(formula: str, html_text: str) -> None:
 
 def test_differing_words_are_marked() -> None:
     words = differences.marked("the red dog sees a a cat", "the dog sees a cat .")
-    assert [word.text for word in words if word.is_marked] == ["red", "a"]
+    assert [word for word, is_marked in words if is_marked] == ["red", "a"]
     texts = Texts(
         ["s1", "s2", "s3"], [["a b c d"], ["e f g h"], ["i j k l"]],
         {"x": ["a b c d", "e f g h", "i j k l"], "y": ["a b c d", "e f", "m n o p"]},
     )  # fmt: skip
     found = differences.samples(texts)
-    assert [each.number for each in found] == [3, 2]  # both models translate sentence 1 in the same way
-    assert found[0].outputs[1][0] == "y" and all(word.is_marked for word in found[0].outputs[1][1])
+    assert [each["number"] for each in found] == [3, 2]  # both models translate sentence 1 in the same way
+    assert found[0]["outputs"][1][0] == "y" and all(is_marked for _, is_marked in found[0]["outputs"][1][1])
 
 
 def test_words_are_marked_by_the_most_similar_reference() -> None:
     pictures = np.zeros((1, 2, 3, 3), np.uint8)
     texts = Texts(["image 1"], [["two dogs", "a cat on grass"]], {"x": ["a cat on snow"]}, pictures)
     (sample,) = differences.samples(texts)
-    ((_, words, _),) = sample.outputs
-    assert [word.text for word in words if word.is_marked] == ["snow"]
-    shown = Image.open(io.BytesIO(base64.b64decode(sample.picture)))
+    ((_, words, _),) = sample["outputs"]
+    assert [word for word, is_marked in words if is_marked] == ["snow"]
+    shown = Image.open(io.BytesIO(base64.b64decode(sample["picture"])))
     assert shown.format == "PNG" and shown.size == (3, 2)
 
 
 @structures.each
 def test_glossary_has_every_structure(name: str) -> None:
     found = glossary.entry(name)
-    assert found.about.endswith(".") and "Formula" in found.fields and "Source" in found.fields
-    assert "Source:" not in found.fields["Formula"]
-    lines = [line for field in ("Formula", "Where") if field in found.fields for line in found.lines(field)]
+    assert found["about"].endswith(".") and found["formulas"] and "Source" in found["notes"]
+    lines = [line for formula in found["formulas"] for line in formula]
+    assert not any("Source:" in line for line in lines)
     assert not re.search(r"[_^{}]", re.sub("<code>.*?</code>", "", "".join(lines)))
 
 

@@ -17,6 +17,7 @@ import torch
 from fairseq.sequence_generator import SequenceGenerator
 
 from fairseq_resid import records
+from fairseq_resid.connections import sites
 from fairseq_resid.export.engine import ENGINES, FORMAT, OLDEST_PYTHON, RECORD, Record, Search, Text, load
 from support.models import DICT, EOS, PAD, TASK, build, left_padded, sentences, shaken
 
@@ -27,25 +28,25 @@ def need(name: str) -> pytest.MarkDecorator:
     """Return a mark that skips tests if an engine is not installed. If the variable CI is set, they fail instead."""
     if sys.version_info < OLDEST_PYTHON:
         return pytest.mark.skipif(True, reason="models are exported on Python 3.11 and later")
-    is_missing = find_spec(ENGINES[name].package) is None and not os.environ.get("CI")
+    is_missing = find_spec(ENGINES[name]) is None and not os.environ.get("CI")
     return pytest.mark.skipif(is_missing, reason=f"{name} is not installed: scripts/setup.sh --with-tests")
 
 
 def described(name: str, model: Any, text: Text | None = None, quantization: str | None = None) -> Record:
     """Return the content of export.json."""
-    longest, text = model.max_positions(), text or Text("a", "b")
-    return Record(FORMAT, name, "1", "run", "last.pt", "data", {}, quantization, longest, text, Search())
+    site, longest = next(iter(sites(model).values()), None), model.max_positions()
+    structure, text = ({} if site is None else site.described), text or Text("a", "b")
+    return Record(FORMAT, name, "1", "run", "last.pt", "data", structure, quantization, longest, text, Search())
 
 
-def exported(name: str, model: Any, folder: Path, task: Any = TASK, quantization: str | None = None) -> Any:
+def exported(
+    name: str, model: Any, folder: Path, task: Any = TASK, quantization: str | None = None, text: Text | None = None
+) -> Any:
     """Write a model and its export.json into a folder, and return the engine."""
     folder.mkdir(exist_ok=True)
-    writer = import_module(f"fairseq_resid.export.{ENGINES[name].writer}")
-    writer.write(model, task.source_dictionary, task.target_dictionary, folder, quantization)
-    record = described(name, model, quantization=quantization)
+    record, dictionaries = described(name, model, text, quantization), (task.source_dictionary, task.target_dictionary)
+    import_module(f"fairseq_resid.export.{name}").write(model, *dictionaries, folder, record)
     records.write(folder / RECORD, record)
-    if hasattr(writer, "complete"):
-        writer.complete(folder, record)
     return load(folder, threads=1)
 
 

@@ -17,7 +17,7 @@ def linear(x: Tensor, weights: Any) -> Tensor:
 
 
 def norm(x: Tensor, weights: Any) -> Tensor:
-    return functional.layer_norm(x, x.shape[-1:], weights.gain, weights.bias, 1e-5)
+    return functional.layer_norm(x, x.shape[-1:], weights.weight, weights.bias, 1e-5)
 
 
 def attend(x: Tensor, keys: Tensor, linears: Any, heads: int, causal: bool) -> Tensor:
@@ -68,4 +68,4 @@ def run_stack(stack: Any, tokens: Tensor, memory: Tensor | None = None) -> Tenso
 def log_probabilities(folded: Any, source: Tensor, previous: Tensor) -> Tensor:
     """Return log p (T, V) after each of the given target tokens. Shapes: source (S,), previous (T,)."""
     memory = run_stack(folded.encoder, source)
-    return linear(run_stack(folded.decoder, previous, memory), folded.projection).log_softmax(-1)
+    return functional.linear(run_stack(folded.decoder, previous, memory), folded.projection).log_softmax(-1)
