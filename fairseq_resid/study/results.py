@@ -14,7 +14,8 @@ import numpy as np
 
 from .. import records
 from ..analysis import curves
-from ..runs.run import Explosion, Run, RunRecord, Scored
+from ..runs.run import Run, RunRecord, Scored
+from ..runs.training_log import Explosion
 from ..scoring.task import NLL
 from . import archive, plan
 from .kept import Note, load_notes
