@@ -16,11 +16,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from .. import records
 from ..cli import frame
 from ..console import say
-from ..runs.run import SESSION, Run, RunRecord, distinct_names, drop_later, log_record
-from ..runs.training_command import TrainingCommand
+from ..runs.run import Run, distinct_names
+from ..runs.training_log import SESSION, drop_later, log_record
 from .style import COLOURS, figure, plain
 
 # Quantities to draw: keys in the log record, axis label, conversion factor. fairseq logs losses in bits.
@@ -98,16 +97,13 @@ def number(value: Any) -> float | None:
 
 def group_by_setting(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Return the runs by label, grouping those that differ only by seed."""
-    found: dict[tuple[str, ...], list[Run]] = {}
-    seeds: dict[tuple[str, ...], set[str]] = {}
+    found: dict[str, list[Run]] = {}
+    known: set[tuple[str, str]] = set()
     for run in runs:
-        record = records.remembered(run.record, RunRecord)
-        command = TrainingCommand.parse(record.command) if record else None
-        same, seed = (tuple(command.setting().argv), command.value("--seed", "1")) if command else ((), "")
-        if not command or seed in seeds.setdefault(same, set()):  # a repeated run says nothing about other seeds
-            same = (str(run.path.resolve()),)
-        else:
-            seeds[same].add(seed)
+        same, seed = run.setting_and_seed()
+        if (same, seed) in known:  # a repeated run says nothing about other seeds
+            same = str(run.path.resolve())
+        known.add((same, seed))
         found.setdefault(same, []).append(run)
     names = distinct_names([alike[0].path for alike in found.values()])
     return {

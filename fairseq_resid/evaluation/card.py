@@ -15,7 +15,8 @@ from typing import Any
 
 from ..cli import frame
 from ..console import code, markdown
-from ..runs.run import EVALUATE, Hardware, Results, Run, RunRecord, TrainingSummary
+from ..runs.run import EVALUATE, Hardware, Results, Run, RunRecord
+from ..runs.training_log import TrainingSummary
 from ..scoring.task import NLL
 
 

@@ -12,7 +12,6 @@ deviation is printed.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +19,9 @@ from typing import Any
 
 from rich.console import Console
 
-from .. import records
 from ..cli import frame
 from ..data.text.bleu import TOKENIZERS
-from ..runs.run import EVALUATE, Results, Run, RunRecord, distinct_names
-from ..runs.training_command import TrainingCommand
+from ..runs.run import EVALUATE, Results, Run, distinct_names
 from ..scoring import kinds
 from ..scoring.task import LAST, Candidate, TableRows, Task
 from . import layout
@@ -53,21 +50,9 @@ def read_candidate(
         task,
         model,
         *task.read_outputs(run, subset, results, model, data),
-        *setting_and_seed(run),
+        *run.setting_and_seed(),
         run.name,
     )
-
-
-def setting_and_seed(run: Run) -> tuple[str, str]:
-    """Return a training command without the options that differ between seeds, and the seed.
-
-    If the run has no recorded command, return the path of its folder instead.
-    """
-    record = records.remembered(run.record, RunRecord)
-    if record is None:
-        return str(run.path.resolve()), ""
-    command = TrainingCommand.parse(record.command)
-    return json.dumps(command.setting().argv), command.value("--seed", "1")
 
 
 def with_distinct_names(candidates: Sequence[Candidate]) -> list[Candidate]:

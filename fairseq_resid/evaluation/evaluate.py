@@ -34,7 +34,7 @@ SUBSETS = ("valid", "test")
 def make_averages(job: ScoringJob[Any]) -> None:
     """Compute all averages to be scored, unless they are up to date."""
     for name, made_from in job.averages.items():
-        make_average(job.run.average(name), made_from)
+        make_average(job.run.file(f"{name}.pt"), made_from)
 
 
 def make_average(output: Path, made_from: list[Path]) -> None:
@@ -135,9 +135,10 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         ):
             say(line)
     for run in dict.fromkeys(job.run for job in jobs):
+        file = run.file("card.md")
         try:
-            write_text(run.card, card.card_of(run))
+            write_text(file, card.card_of(run))
         except ValueError as error:  # the scores have already been written
-            say(f"{parser.prog}: warning: {run.card} not written: {error}", file=sys.stderr)
+            say(f"{parser.prog}: warning: {file} not written: {error}", file=sys.stderr)
         else:
-            say(f"{run.card}: all scores with their signatures")
+            say(f"{file}: all scores with their signatures")

@@ -12,9 +12,9 @@ import torch
 from ..console import say
 from ..fairseq_patches import BETTER_TRANSFORMER_COPIES, load_checkpoint
 from ..runs import recovery
-from ..runs.run import TRAIN, Run
+from ..runs.run import Run
 from ..runs.settings import Settings
-from ..runs.trained_on import find_data, is_trained_on, num_updates, setting
+from ..runs.trained_on import find_data, is_trained_on, setting
 from ..scoring import kinds
 from ..scoring.task import ScoringJob
 from . import averaging
@@ -50,24 +50,6 @@ def architecture(state: dict[str, Any]) -> str:
     return f"{name} --residual {residual}" if residual and not is_in_name else name
 
 
-def restore_last_checkpoint(run: Run) -> None:
-    """Replace a missing or damaged checkpoint_last.pt if another checkpoint was saved at the end of training.
-
-    Raises: ValueError naming the newest intact checkpoint if training went on after it.
-    """
-    if recovery.is_whole(run.last) or (newest := recovery.newest_whole(run)) is None:
-        return
-    saved, reached = num_updates(load_checkpoint(newest)) or 0, run.training_summary().num_updates or 0
-    if saved < reached:
-        raise ValueError(
-            f"{run.last}: missing or damaged, and the newest intact checkpoint, {newest.name}, was saved at update "
-            f"{saved:,} of {reached:,}; run {TRAIN} again to train the rest"
-        )
-    say(f"{run.last}: missing or damaged; restored from {newest.name}")
-    with run.lock():
-        recovery.restore(run, newest)
-
-
 def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu: bool) -> ScoringJob[Any]:
     """Find and check all inputs of one run's evaluation, before any computation.
 
@@ -75,7 +57,7 @@ def find_job(path: Path, data: Path | None, settings: Settings, subset: str, cpu
     """
     run = Run(path)
     run.require()
-    restore_last_checkpoint(run)
+    recovery.repair_to_evaluate(run)
     state = load_checkpoint(run.last) if run.last.is_file() else {}
     cfg = state.get("cfg") or {}
     task = kinds.of_checkpoint(cfg)

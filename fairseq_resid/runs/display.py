@@ -8,8 +8,8 @@ from typing import Any
 
 from ..cli.progress import Progress, clock
 from ..data import folders
-from .run import TrainingSummary, log_record
 from .training_command import TrainingCommand
+from .training_log import TrainingSummary, log_record
 
 # The quantities shown, in this order.
 FACTS = ("epoch", "update", "loss", "valid loss", "test loss", "speed", "left")

@@ -18,6 +18,8 @@ SYNONYMS = {
 BACKEND = "--residual-backend"
 # Flags that may differ between runs with the same settings.
 OWN_FLAGS = ("--seed", "--save-dir", "--log-file", "--user-dir", BACKEND)
+# Flags for folders and the time limit. They do not affect the trained model.
+PLACE_FLAGS = ("--user-dir", "--save-dir", "--log-file", "--stop-time-hours")
 # Values of flags that train the same model: the first is compared as if it were the second.
 CHUNKED = "chunked_label_smoothed_cross_entropy"
 EQUIVALENTS: dict[tuple[str, tuple[str, ...]], tuple[str, ...]] = {

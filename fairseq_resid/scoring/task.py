@@ -82,7 +82,7 @@ class ScoringJob(Generic[D]):
 
     def models(self) -> list[ScoredModel]:
         """Return all models to score: the averages and the last checkpoint."""
-        averages = [ScoredModel(name, self.run.average(name), files) for name, files in self.averages.items()]
+        averages = [ScoredModel(name, self.run.file(f"{name}.pt"), files) for name, files in self.averages.items()]
         return [*averages, ScoredModel(LAST, self.run.last, [self.run.last])]
 
     def decoded(self, name: str, kind: str) -> Path:

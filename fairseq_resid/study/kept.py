@@ -25,9 +25,10 @@ from typing import Any, Literal
 
 from .. import records
 from ..files import pack, replacing
-from ..runs import launch, recipe
-from ..runs.run import SESSION, Run, RunRecord, Scored, log_record
-from ..runs.training_command import TrainingCommand
+from ..runs import recipe
+from ..runs.run import Run, RunRecord, Scored
+from ..runs.training_command import PLACE_FLAGS, TrainingCommand
+from ..runs.training_log import SESSION, log_record
 from ..scoring import kinds
 from .plan import FORMER_GATE_STARTS, Planned, Study, flags_of, with_gate_starts
 
@@ -96,7 +97,7 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
 
 def command_without_paths(record: RunRecord) -> list[str]:
     """Return the command of a training run without local folders."""
-    return TrainingCommand.parse(record.command).without(launch.PLACE_FLAGS).argv
+    return TrainingCommand.parse(record.command).without(PLACE_FLAGS).argv
 
 
 def write_log(run: Run, into: Run) -> None:

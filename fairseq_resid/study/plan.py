@@ -22,7 +22,8 @@ from msgspec import Meta, Struct, field
 from .. import records
 from ..data import folders
 from ..ops import FORMER
-from ..runs import launch, recipe, settings
+from ..runs import recipe, settings
+from ..runs.request import place_data, request
 from ..runs.run import Numbering
 from ..runs.trained_on import share_splits
 from ..runs.training_command import BACKEND, TrainingCommand
@@ -331,7 +332,7 @@ def flags_of(study: Study, run: Planned) -> TrainingCommand:
     Raises: ValueError naming the missing or invalid flag, or one that names a file.
     """
     arch, extra = arguments(study, run)
-    base, own = launch.place_data(recipe.read(study.recipe), arch, extra)
+    base, own = place_data(recipe.read(study.recipe), arch, extra)
     found = base.and_then(TrainingCommand.parse(["--arch", arch])).and_then(own)
     check_paths(found)
     return with_gate_starts(found, GATE_STARTS)
@@ -360,7 +361,7 @@ def check_study(study: Study, path: Path) -> None:
             run = Planned(setting, arm, value, 1, is_tuning)
             try:
                 flags_of(study, run)
-                requested = launch.request(study.recipe, *arguments(study, run), Path("unused"))
+                requested = request(study.recipe, *arguments(study, run), Path("unused"))
                 check_kind(requested.command, study.measure)
                 if study.task.has_averages:
                     count = study.tuning.average if is_tuning and study.tuning else study.average

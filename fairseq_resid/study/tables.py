@@ -13,7 +13,7 @@ from .. import records
 from ..console import markdown as escaped
 from ..evaluation import layout
 from ..files import sha256, write_text
-from ..runs.run import EXPLODED, Explosion
+from ..runs.training_log import EXPLODED, Explosion
 from ..scoring import kinds
 from . import archive, plots
 from .kept import Note

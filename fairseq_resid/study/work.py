@@ -18,6 +18,7 @@ from ..evaluation import evaluate, job
 from ..files import last_lines, locked
 from ..runs import launch
 from ..runs import settings as evaluation_settings
+from ..runs.request import request
 from ..runs.run import Run, saved_at
 from ..scoring.task import ScoringJob
 from . import kept
@@ -64,7 +65,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
             return
         flags = shlex.join(flags_of(study, run).arguments)
         arch, extra = arguments(study, run)
-        requested = launch.request(study.recipe, arch, extra, folder.path)
+        requested = request(study.recipe, arch, extra, folder.path)
         launch.check_data(requested.command)
         data = Path(requested.command.data)
         begun = time.monotonic()
@@ -72,7 +73,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
         with locked(folder.path / ".lock", f"{folder.path}: a previous training run is still running in it", wait=True):
             pass
         try:
-            launch.train(requested.command, folder, requested.record(), requested.rank)
+            launch.train(requested)
         except ChildProcessError:
             if not has_diverged(folder):
                 raise

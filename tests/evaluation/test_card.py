@@ -15,7 +15,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_card_matches_run_files(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
-    text = here.card.read_text()
+    text = here.file("card.md").read_text()
     assert card.main([str(here.path)]) == 0
     assert capsys.readouterr().out == text
     results = json.loads(here.results().read_text())

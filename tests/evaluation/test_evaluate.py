@@ -249,10 +249,11 @@ def test_run_without_intact_checkpoint_is_refused(copy: Run, capsys: Capture) ->
 def test_scores_are_kept_if_the_card_fails(copy: Run, decoder: Decoder, capsys: Capture) -> None:
     copy.results("valid").write_text("{")
     assert main(arguments(copy)) == 0
-    assert "card.md not written: " in capsys.readouterr().err and copy.results().is_file() and not copy.card.exists()
+    assert "card.md not written: " in capsys.readouterr().err
+    assert copy.results().is_file() and not copy.file("card.md").exists()
     decoder.lines = 8
     assert main(arguments(copy, "--subset", "valid")) == 0
-    assert copy.card.is_file()
+    assert copy.file("card.md").is_file()
 
 
 def test_another_corpus_dictionary_is_refused(copy: Run, decoder: Decoder, capsys: Capture, tmp_path: Path) -> None:

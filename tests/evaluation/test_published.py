@@ -24,8 +24,9 @@ from fairseq_resid.data.text.segmentation import Segmenter
 from fairseq_resid.evaluation import compare, evaluate
 from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.files import read_lines
-from fairseq_resid.runs import launch, recipe, settings
-from fairseq_resid.runs.run import Run, RunRecord
+from fairseq_resid.runs import recipe, recovery, settings
+from fairseq_resid.runs.run import Run
+from fairseq_resid.runs.training_command import TrainingCommand
 from fairseq_resid.scoring import published, translation_scores
 from support.preparing import content
 
@@ -403,7 +404,7 @@ def test_resuming_needs_the_optimizer_state(trained: tuple[Path, Path], tmp_path
     run.path.mkdir()
     (run.path / "checkpoint4.pt").write_bytes((trained[1] / "checkpoint4.pt").read_bytes())
     with pytest.raises(ValueError, match="have no optimizer state"):
-        launch.repair_last_checkpoint(run, ["fairseq-train", "data", "--no-save-optimizer-state"])
+        recovery.repair_to_resume(run, TrainingCommand.parse(["data", "--no-save-optimizer-state"]))
 
 
 def states_equal(one: Any, other: Any) -> bool:
@@ -434,11 +435,3 @@ def test_patience_and_optimizer_survive_a_stop(train: Callable[..., Result], tmp
     assert states_equal(*(state["model"] for state in ended))
     assert states_equal(*(state["last_optimizer_state"] for state in ended))
     assert ended[0]["extra_state"]["patience"] == ended[1]["extra_state"]["patience"]
-
-
-def test_evaluation_options_are_recorded_in_run_json(tmp_path: Path, corpus: Path) -> None:
-    file = tmp_path / "mine.txt"
-    file.write_text(f"{corpus} --max-tokens 400 --optimizer adam --lr 1\n[evaluate]\n--beam 5\n")
-    record = launch.request(str(file), "transformer_resid_tiny", [], tmp_path / "run").record()
-    assert isinstance(record, RunRecord) and record.evaluate == ["--beam", "5"]
-    assert record.sessions[0].variables.keys() >= {"OMP_NUM_THREADS"}

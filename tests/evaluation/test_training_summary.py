@@ -11,7 +11,8 @@ import pytest
 
 from fairseq_resid.cli import children
 from fairseq_resid.files import read_lines
-from fairseq_resid.runs.run import Explosion, Run
+from fairseq_resid.runs.run import Run
+from fairseq_resid.runs.training_log import Explosion
 from support.evaluation import BIN, shell
 
 FIRST = [  # one process; records of epoch 2 appear twice, because fairseq adds a log handler per epoch

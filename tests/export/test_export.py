@@ -28,7 +28,8 @@ from fairseq_resid.export.engine import Hypothesis, Search
 from fairseq_resid.export.translator import Translator
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.made_from import FileState, MadeFrom
-from fairseq_resid.runs.run import ByModel, Results, Run, TrainingSummary
+from fairseq_resid.runs.run import ByModel, Results, Run
+from fairseq_resid.runs.training_log import TrainingSummary
 from fairseq_resid.scoring import translation_scores
 from support.engines import need
 

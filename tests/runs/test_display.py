@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fairseq_resid.runs.display import Display
-from fairseq_resid.runs.run import log_record
 from fairseq_resid.runs.training_command import TrainingCommand
+from fairseq_resid.runs.training_log import log_record
 from support.clock import Clock
 
 Capture = pytest.CaptureFixture[str]

@@ -140,8 +140,9 @@ def test_command_killed_at_random_moments_can_be_repeated(
 
 def test_resume_uses_newest_intact_checkpoint(recipe: Path, whole: Path, tmp_path: Path) -> None:
     """checkpoint_last.pt and the newest numbered checkpoint are empty, are truncated or contain a block of zeros."""
-    from fairseq_resid.runs.launch import repair_last_checkpoint
+    from fairseq_resid.runs.recovery import repair_to_resume
     from fairseq_resid.runs.run import Run
+    from fairseq_resid.runs.training_command import TrainingCommand
 
     content = whole.read_bytes()
     hole = bytearray(content)
@@ -152,7 +153,7 @@ def test_resume_uses_newest_intact_checkpoint(recipe: Path, whole: Path, tmp_pat
         run.last.write_bytes(damaged)
         newest, other = run.numbered("update")[-1:-3:-1]
         newest.write_bytes(damaged)
-        repair_last_checkpoint(run, ["fairseq-train"])
+        repair_to_resume(run, TrainingCommand())
         assert run.last.read_bytes() == other.read_bytes()
         shutil.rmtree(run.path)
 

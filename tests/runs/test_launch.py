@@ -364,15 +364,16 @@ def test_recorded_commit_shows_whether_files_were_changed(tmp_path: Path, monkey
 
 
 def test_openmp_spin_time_is_limited_unless_user_sets_it() -> None:
-    assert launch.spinning({"PATH": "x"}) == {"GOMP_SPINCOUNT": launch.SPIN_COUNT}
+    assert launch.variables({"PATH": "x"}, has_gpus=True) == {"GOMP_SPINCOUNT": launch.SPIN_COUNT}
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
-        assert launch.spinning({name: "1"}) == {}
+        assert launch.variables({name: "1"}, has_gpus=True) == {name: "1"}
 
 
 def test_cpu_allocator_settings_apply_unless_user_sets_them() -> None:
-    assert launch.allocating({"PATH": "x"}) == launch.ALLOCATOR
+    threads = {"OMP_NUM_THREADS": "1"}
+    assert launch.variables(threads, has_gpus=False) == {**threads, **launch.ALLOCATOR}
     for name in launch.ALLOCATOR:
-        assert launch.allocating({name: "1"}) == {}
+        assert launch.variables({**threads, name: "1"}, has_gpus=False) == {**threads, name: "1"}
 
 
 def test_failed_training_shows_end_of_its_log(fake_train: Path, capsys: Capture) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairseq_resid import connections
-from fairseq_resid.runs import launch, plan, recipe
+from fairseq_resid.runs import launch, plan, recipe, request
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.training_command import TrainingCommand
 from support.fake_training import calls, make_data
@@ -176,7 +176,7 @@ def test_shipped_recipes_parse_and_keep_checkpoints_to_average(name: str, arch: 
         arch, words = "transformer_resid", [*words, "--residual", "pre_ln"]
     base = TrainingCommand.parse(words)
     planned = plan.plan_training(base, TrainingCommand(), [], None)
-    command = launch.build_command(base, arch, Run(tmp_path), TrainingCommand(), planned.argv)
+    command = request.build_command(base, arch, Run(tmp_path), TrainingCommand(), planned.argv)
     args = options.parse_args_and_arch(options.get_training_parser(), command.arguments)
     assert args.arch == arch and args.distributed_world_size == 1
     if "epoch" in recipe.evaluation(name):  # as published: keep all epochs and average the last ones
@@ -186,15 +186,3 @@ def test_shipped_recipes_parse_and_keep_checkpoints_to_average(name: str, arch: 
     assert args.no_epoch_checkpoints
     updates = args.max_update or 3570
     assert args.keep_interval_updates * args.save_interval_updates <= 0.2 * updates
-
-
-def test_missing_tensorboard_is_reported(fake_train: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["quickstart", "--arch", "transformer", "--tensorboard-logdir", "tb", "--dry-run"]
-    monkeypatch.setattr(launch, "find_spec", lambda name: None)
-    assert launch.main(words) == 2
-    assert (
-        "--tensorboard-logdir: TensorBoard is not installed; install it with pip install tensorboard"
-        in capsys.readouterr().err
-    )
-    monkeypatch.setattr(launch, "find_spec", lambda name: name == "tensorboardX" or None)
-    assert launch.main(words) == 0

@@ -10,7 +10,8 @@ import pytest
 
 from fairseq_resid.data import folders
 from fairseq_resid.evaluation import compare
-from fairseq_resid.runs.run import ByModel, Results, Scored, TrainingSummary
+from fairseq_resid.runs.run import ByModel, Results, Scored
+from fairseq_resid.runs.training_log import TrainingSummary
 from fairseq_resid.scoring import kinds
 from fairseq_resid.scoring.task import Task
 

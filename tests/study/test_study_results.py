@@ -14,7 +14,8 @@ import pytest
 from msgspec import structs
 from scipy import stats
 
-from fairseq_resid.runs.run import Explosion, Scored
+from fairseq_resid.runs.run import Scored
+from fairseq_resid.runs.training_log import Explosion
 from fairseq_resid.study import kept, plan, plots, results, statistics, study, tables
 from fairseq_resid.study.plan import Planned
 from support.studies import TEXT, all_kept, keep, note, written
