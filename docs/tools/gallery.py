@@ -1,9 +1,9 @@
-"""Write the gallery of structures, all drawings, and the tables in README.md and docs/export.md.
+"""Write the gallery in docs/structures.md, all drawings, and the tables in README.md and docs/export.md.
 
     python docs/tools/gallery.py
 
-Apart from the introduction of the gallery, everything is generated from the registry, the docstrings of the classes,
-and benchmarks/results/.
+They are generated from the registry, the docstrings of the classes, and benchmarks/results/. Text outside the markers
+of a page is written by hand.
 """
 
 from __future__ import annotations
@@ -26,41 +26,6 @@ PAGE = ROOT / "docs" / "structures.md"
 JOIN = ROOT / "docs" / "drawings" / "residual_join.svg"
 DRAWINGS = ROOT / "docs" / "drawings" / "structures"
 RESULTS = ROOT / "benchmarks" / "results"
-INTRODUCTION = """<!-- Made by python docs/tools/gallery.py: edit the classes in fairseq_resid/connections/ instead. -->
-# Structures
-
-In the formulas, $x$ is the shortcut, $f$ the sublayer, $F = \\mathrm{dropout}(f(x))$ the branch, $y$ the output of the
-site, LN a LayerNorm with weight and bias, and $C$ the width of the model. All other letters are numbers, vectors or
-matrices of the site.
-
-Choose a structure with `--residual NAME` in fairseq, or with `connections.build("NAME", ...)`
-[in PyTorch](pytorch.md). An option is a flag in fairseq and a keyword argument in PyTorch, where `--skip-lambda`
-becomes `skip_lambda`. `--final-norm layer` ends both stacks with a norm, and `--final-norm none` without one. The
-default follows the structure's source. Passing an option that the structure does not have is an error.
-
-`--norm` replaces LN at every site and at the end of both stacks. For a structure without a norm, it is an error. In
-PyTorch, set the `norm` of a place: `connections.build("pre_ln", Place(512, norm=NORMS["rms"]))`. The norm of the
-embeddings (`--layernorm-embedding`) stays LN.
-
-| `--norm` | formula | source |
-|---|---|---|
-| `layer` (default) | $\\gamma \\odot (x - \\mu) / \\sigma + \\beta$ | Ba 2016 |
-| `rms` | $\\gamma \\odot x / \\mathrm{rms}(x)$ | Zhang and Sennrich 2019 |
-| `scale` | $g \\, x / \\lVert x \\rVert$, $g$ starts at $\\sqrt{C}$ | ScaleNorm, Nguyen and Salazar 2019 |
-| `dyt` | $\\gamma \\odot \\tanh(\\alpha x) + \\beta$, $\\alpha$ starts at 0.5 | DyT, Zhu 2025 |
-| `derf` | $\\gamma \\odot \\mathrm{erf}(\\alpha x + s) + \\beta$, $\\alpha$ starts at 0.5, $s$ at 0 | Derf, Chen 2025 |
-
-`dyt` and `derf` compute no statistics. Arguments that rely on a division by the standard deviation do not apply to
-them: the ratio of `rskip_ln` is not defined, and `deep_norm` does not bound the update of the model. CTranslate2
-and Hugging Face support only LN.
-
-"Parameters" are those that a structure with its default options adds to a post-norm Transformer of 6 + 6 layers. Speed
-is relative to fairseq's own Transformer: 3 + 3 layers, C = 256, one CPU thread, medians of 6 rounds. "Trains at 18 + 18
-layers" says whether a narrow model (C = 64) starts to learn Multi30k EN-DE within 200 updates at a learning rate of
-2e-3 or 5e-3, with one seed. It does not say which structures are better. [Benchmarks](benchmarks.md) describes both
-measurements.
-"""
-
 
 # Any site of a model with 6 + 6 layers: whether a structure folds does not depend on the site.
 PLACE = connections.Place(8, "encoder", "self_attn", 0, False, 0, 12, {"encoder": 6, "decoder": 6})
@@ -177,14 +142,15 @@ def section(name: str) -> str:
 
 
 def page(names: list[str]) -> str:
-    """Return the gallery of these structures, by family."""
+    """Return docs/structures.md with an updated gallery of these structures, by family."""
+    before, _, after = split(PAGE.read_text(encoding="utf-8"), "gallery")
     families = dict.fromkeys(connections.structure(name).family for name in names)
     known = structure_table.FAMILIES
-    parts = [INTRODUCTION]
+    parts = []
     for family in sorted(families, key=lambda each: known.index(each) if each in known else len(known)):
         parts.append(f"## {family}\n")
         parts += [section(name) for name in names if connections.structure(name).family == family]
-    return "\n".join(parts)
+    return before + "\n".join(parts) + after
 
 
 def files(names: list[str]) -> dict[Path, str]:

@@ -15,7 +15,7 @@ from sphinx.application import Sphinx
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
 # Page of the site: the file that it shows.
-SHOWN = {"changelog": "CHANGELOG.md", "contributing": "CONTRIBUTING.md"}
+SHOWN = {"changelog": "CHANGELOG.md"}
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\((?![a-z]+:|#)([^()\s#]+)(#[^()\s]*)?\)")
 IMAGE = re.compile(r"!\[([^\]]*)\]\((?![a-z]+:)([^()\s]+)\)")
 CODE = re.compile(r"(`[^`\n]*\]\([^`\n]*`)")  # links in code are not links

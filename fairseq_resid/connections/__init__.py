@@ -6,7 +6,7 @@
 
 The file of --residual NAME is NAME.py; an alias is in the file of its structure. `core` is the machinery of all
 structures, and no structure is in it. Every file of this folder is imported, so that its call to `register` takes
-effect. docs/adding-a-structure.md shows how to add a structure, here or in another package.
+effect. docs/contributing.md shows how to add a structure, here or in another package.
 """
 
 import importlib

@@ -264,7 +264,7 @@ def test_page_names_structures_that_lose_the_norm_of_the_sum_where_the_shape_cha
             kept = [sites(model)[place] for place in ("stage1.0.conv", "stage2.1.conv")]
             is_normed = any(site(*50 * torch.randn(2, 1, 4, 4, site.dim)).std() < 2 for site in kept)
             lost |= {name} if is_normed and used[1] != name else set()
-    page = (Path(__file__).resolve().parents[2] / "docs" / "images.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parents[2] / "docs" / "images-and-captions.md").read_text(encoding="utf-8")
     found = re.search(r"\*\*Where the shape changes(.+?) In ([^.]*), these two blocks", " ".join(page.split()))
     assert found and set(re.findall(r"`(\w+)`", found[2])) == lost
 

@@ -25,7 +25,7 @@ FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 # --- numbers up to the limit of a format ---------------------------------------------------------------------------
 
 C = 64
-# Limits of the sum that a norm normalises, from docs/adding-a-structure.md. The sum of 8192 squares must fit into fp32.
+# Limits of the sum that a norm normalises, from docs/contributing.md. The sum of 8192 squares must fit into fp32.
 LARGEST_SUM = {torch.float16: 65000.0, torch.bfloat16: 1e17, torch.float32: 1e17}
 # Every structure that has a norm, or that does not overflow without one.
 NORMED: list[tuple[str, dict[str, Any]]] = [
@@ -37,7 +37,7 @@ NORMED: list[tuple[str, dict[str, Any]]] = [
 
 
 def weight_sum(site: Any) -> float:
-    """Return the total weight of a formula's largest sum, S in docs/adding-a-structure.md."""
+    """Return the total weight of a formula's largest sum, S in docs/contributing.md."""
     return float(spec(site.described["residual"]).weight_sum(site))
 
 

@@ -17,8 +17,6 @@ FILES = (
     "images/test_image_scores.py",
     "runs/test_kills.py",
     "runs/test_plan.py",
-    "system/test_front_page.py",
-    "system/test_project_files.py",
     "system/test_setup.py",
 )
 LEFT_OUT = ("cli/test_progress.py", "evaluation/test_published.py", "fairseq_patches/test_divergence.py")

@@ -19,7 +19,7 @@ The file of a structure implements its formula a second time. Everything except 
     def extra(c, options):                      # number of parameters of a site beyond the 2C of fairseq's norm
     def width(c, options):                      # a number of channels >= c that the options allow (default: c)
     def state(site, x):                         # an initial state of a site (default: site.enter(x))
-    def weight_sum(site):                       # S in docs/adding-a-structure.md: 2, or the largest row sum of a matrix
+    def weight_sum(site):                       # S in docs/contributing.md: 2, or the largest row sum of a matrix
 
 Its `test_*` functions, for initial values and special cases, are collected like those of any test file.
 """
@@ -48,7 +48,7 @@ MISSING = """{name} has no test file: write tests/structures/{name}.py with its 
     def formula(x, f, p, options, place):
         return norm(x + f, p)
 
-where p maps names to the parameters of a site; docs/adding-a-structure.md has a complete example"""
+where p maps names to the parameters of a site; docs/contributing.md has a complete example"""
 
 
 def registered() -> list[str]:

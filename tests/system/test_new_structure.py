@@ -15,7 +15,7 @@ import pytest
 import gallery
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "adding-a-structure.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "contributing.md").read_text(encoding="utf-8")
 FILES = re.findall(r"`([\w/]+/scaled_branch\.py)`.*?^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 COMMANDS = "".join(re.findall(r"^```bash\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)).splitlines()
 CLASS, TEST_FILE = "fairseq_resid/connections/scaled_branch.py", "tests/structures/scaled_branch.py"

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.once
 ROOT = Path(__file__).resolve().parents[2]
 # The pages whose commands run first, in this order, because each page uses files of earlier pages.
 FIRST = """
-    docs/install.md docs/data.md docs/training.md docs/evaluation.md docs/quickstart.md docs/adding-a-structure.md
-    README.md docs/analysis.md docs/images.md docs/captioning.md docs/studies.md
+    docs/install.md docs/data.md docs/training.md docs/evaluation.md docs/contributing.md README.md
+    docs/images-and-captions.md docs/studies.md docs/results.md
 """
 FOUND = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*/README.md"), *ROOT.glob("*/*/README.md")]
 FOUND += ROOT.glob("*/*/*/README.md")
@@ -210,6 +210,28 @@ def test_pytorch_example_is_the_same_on_every_page() -> None:
         exec(use, known)
         assert known["y"].shape == (5, 2, 512)
     assert len(uses) == 2 and len(set(uses)) == 1  # README.md, docs/pytorch.md
+
+
+def test_places_of_a_gpt_are_those_of_build_stack() -> None:
+    known: dict[str, Any] = {"connections": connections}
+    places, stack = [block for kind, block in BLOCKS if kind == "python" and re.search(r"depths = |dim=128", block)]
+    exec(places, known)
+    sites, _ = connections.build_stack("pre_ln", 512, 12, stack="decoder")
+    assert [known["attention_site"].place, known["mlp_site"].place] == [site.place for site in sites[0]]
+    exec(stack, known)
+    assert len(known["sites"]) == 4 and known["mlp_site"].place.stack == "decoder"
+
+
+def test_structure_in_the_readme_works_unchanged() -> None:
+    (code,) = [block for kind, block in BLOCKS if kind == "python" and 'register("scaled"' in block]
+    code += (
+        "from fairseq_resid import connections\n"
+        'site = connections.build("scaled", 8)\n'
+        "x, f = torch.randn(2, 3, 8), torch.randn(2, 3, 8)\n"
+        "torch.testing.assert_close(site.eval()(x, f), torch.nn.functional.layer_norm(x + f, (8,)))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_encoder_on_the_pytorch_page_runs_with_every_structure() -> None:

@@ -29,7 +29,7 @@ class ResidualConnection(nn.Module):
               n is 1 for most structures, whose state is the shortcut x
     Dtype:    fp16 / bf16 / fp32 / fp64 in, the same out; LayerNorm is affine with eps 1e-5 and fp32 statistics
     Range:    finite for |x|, |F| up to L / S, where L = 65,000 in fp16 and 1e17 in bf16 and fp32, and S is the sum of
-              the formula's weights (2 for x + F): docs/adding-a-structure.md
+              the formula's weights (2 for x + F): docs/contributing.md
     Args:     place: the position of the site in the model; options: the structure's options; dropout: of the branch, a
               module or a probability: F = dropout(f_out); described: the name and options that print(model) shows
     """
