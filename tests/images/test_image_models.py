@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +134,51 @@ def test_every_structure_trains(name: str, norm: str) -> None:
     assert math.isfinite(loss.item())
     without = [key for key, each in model.named_parameters() if each.grad is None]
     assert not without
+
+
+# This program runs forward and backward passes until an out-of-bounds write crashes it.
+STRIDED = """
+import sys
+import torch
+if sys.argv[1] == "torch":
+    layer = torch.nn.Conv2d(4, 8, 1, stride=2, bias=False)
+else:
+    from fairseq_resid.models.residual_network import NarrowProjection
+    layer = NarrowProjection(4, 8, 2)
+layer.to(memory_format=torch.channels_last)
+x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+for _ in range(300):
+    layer(x).square().sum().backward()
+"""
+
+
+def train_strided(layer: str) -> int:
+    """Return the exit code of a process that trains a narrow strided convolution with oneDNN's AVX2 kernels."""
+    command = [sys.executable, "-c", STRIDED, layer]
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    )
+    assert done.returncode <= 0, done.stderr
+    return done.returncode
+
+
+@pytest.mark.both
+def test_torch_narrow_strided_convolution_corrupts_memory() -> None:
+    """Reproduce the oneDNN bug that NarrowProjection avoids. The skip message says when to remove the class."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if not cpuinfo.is_file() or "avx2" not in cpuinfo.read_text().split():
+        pytest.skip("this CPU has no AVX2, so oneDNN's AVX2 kernels do not run here")
+    if train_strided("torch") == 0:
+        versions = re.findall(r"MKL-DNN v(\S+)", torch.__config__.show())
+        pytest.skip(
+            f"oneDNN {' '.join(versions)} does not corrupt memory here; once this is true of every supported torch, "
+            "remove NarrowProjection and this test"
+        )
+
+
+@pytest.mark.both
+def test_narrow_projection_trains_without_a_crash() -> None:
+    assert train_strided("ours") == 0
 
 
 def test_narrow_projection_is_a_strided_convolution() -> None:

@@ -18,6 +18,7 @@ from fairseq_resid.__main__ import main
 from fairseq_resid.runs.run import Run
 from support.image_models import FLAGS, train, weights
 from support.ports import free_port
+from support.trainings import reopen
 
 pytestmark = pytest.mark.once
 
@@ -59,10 +60,7 @@ def test_training_logs_error_and_learning_rates(runs: list[Path]) -> None:
 def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, runs: list[Path], tmp_path: Path) -> None:
     halves = tmp_path / "halves"
     assert train(recipe, halves, "--residual", "xskip", "--max-update", "7") == 0
-    record = json.loads((halves / "run.json").read_text())
-    record["command"] = [word if word != "7" else "12" for word in record["command"]]
-    record["finished"] = False
-    (halves / "run.json").write_text(json.dumps(record))
+    reopen(halves, 7, 12)
     assert train(recipe, halves, "--residual", "xskip", "--max-update", "12") == 0
     workers = tmp_path / "workers"
     assert train(recipe, workers, "--residual", "xskip", "--num-workers", "2") == 0
