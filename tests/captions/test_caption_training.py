@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import subprocess
 import sys
 from argparse import Namespace
@@ -18,10 +16,10 @@ from fairseq_resid import tasks
 from fairseq_resid.__main__ import main
 from fairseq_resid.data.captions import caption_folder as folder
 from fairseq_resid.evaluation import averaging
-from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.runs.run import Run
-from fairseq_resid.tasks.captions import CaptionDataset, ImageCaptioningTask
+from fairseq_resid.tasks.captions import ImageCaptioningTask
 from support.captions import train, weights
+from support.trainings import reopen
 
 pytestmark = pytest.mark.once
 
@@ -83,10 +81,7 @@ def test_model_learns_and_logs(trained: list[Path]) -> None:
 def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, trained: list[Path], tmp_path: Path) -> None:
     halves = tmp_path / "halves"
     assert train(recipe, halves, "--residual", "post_ln", "--max-update", "33") == 0
-    record = json.loads((halves / "run.json").read_text())
-    record["command"] = [word if word != "33" else "60" for word in record["command"]]
-    record["finished"] = False
-    (halves / "run.json").write_text(json.dumps(record))
+    reopen(halves, 33, 60)
     assert train(recipe, halves, "--residual", "post_ln", "--max-update", "60") == 0
     workers = tmp_path / "workers"
     assert train(recipe, workers, "--residual", "post_ln", "--num-workers", "2") == 0
@@ -108,44 +103,9 @@ def test_stock_generate_describes_each_image_once(data: Path, trained: list[Path
     assert all(text and set(text.split()) <= words for _, text in found)
 
 
-@pytest.mark.parametrize(
-    ("arch", "flags", "message"),
-    [
-        ("transformer_sas", (), "--arch transformer_sas: a model for text, but the recipe's task is image_captioning"),
-        ("captioning_sas", ("--residual", "post_ln"), "use --arch captioning_resid to choose"),
-        ("captioning_resid", ("--share-all-embeddings",), "--share-all-embeddings: images have no words"),
-    ],
-)
-def test_bad_training_flags_are_refused(
-    recipe: Path, tmp_path: Path, arch: str, flags: tuple[str, ...], message: str, capsys: Capture
-) -> None:
-    assert train(recipe, tmp_path / "run", *flags, arch=arch) != 0
-    log = tmp_path / "run" / "train.log"
-    assert message in capsys.readouterr().err + (log.read_text() if log.exists() else "")
-
-
-def test_captions_are_refused_by_other_tasks(data: Path, trained: list[Path], tmp_path: Path, capsys: Capture) -> None:
+def test_captions_are_refused_by_other_tasks(data: Path, tmp_path: Path, capsys: Capture) -> None:
     run = ["--run", str(tmp_path / "run")]
     assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", *run]) == 2
     assert "contains captions, but the recipe's task requires text" in capsys.readouterr().err
     assert main(["train", "multi30k-en-de", "--arch", "captioning_sas", *run]) == 2
     assert "a model for captions, but the recipe's task is translation; choose one for text" in capsys.readouterr().err
-    for command in (["attention"], ["translate"], ["export", "--to", "onnx", "--out", str(tmp_path / "out")]):
-        assert main([command[0], str(trained[0]), *command[1:]]) == 2, command
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and "Traceback" not in said, said
-
-
-def test_damaged_folders_are_refused_before_training(data: Path, tmp_path: Path) -> None:
-    pets = tmp_path / "pets"
-    shutil.copytree(data, pets)
-    (pets / "valid.boxes").write_bytes(b"")
-    with pytest.raises(UserError, match=r"valid.boxes has 0 bytes, not 144"):
-        task_of(pets)
-    with pytest.raises(UserError, match="nosuch: no such subset"):
-        task_of(data).load_dataset("nosuch")
-    shutil.copy(data / "valid.boxes", pets)
-    (pets / folder.DICTIONARY).write_text("cat 1\nword\n".ljust((data / folder.DICTIONARY).stat().st_size))
-    with pytest.raises(UserError, match=r"dict\.captions\.txt:2: 'word': expected 'WORD COUNT'"):
-        task_of(pets)
-    assert isinstance(task_of(data).read_split("test", True), CaptionDataset)

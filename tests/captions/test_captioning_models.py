@@ -12,7 +12,6 @@ from fairseq.sequence_generator import SequenceGenerator
 
 import structure_table
 from fairseq_resid.connections import sites
-from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.models.captioning import RegionProjection
 from support import models
 from support.captioning_models import TASK, WIDTH, build, captions, images, logits
@@ -108,23 +107,6 @@ def test_first_pass_of_admin_reads_regions() -> None:
     pairs = zip(model.parameters(), closed.parameters(), strict=True)
     assert any(not torch.equal(a, b) for a, b in pairs)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True))
-
-
-@pytest.mark.parametrize(
-    ("task", "given", "message"),
-    [
-        (models.TASK, {}, "a captioning model needs --task image_captioning"),
-        (TASK, {"share_all_embeddings": True}, "--share-all-embeddings: images have no words"),
-        (
-            TASK,
-            {"residual": "sas", "encoder_normalize_before": True},
-            "--encoder-normalize-before with --residual sas: not supported",
-        ),
-    ],
-)
-def test_contradictory_flags_are_refused(task: Any, given: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        models.build("captioning_resid_tiny", task=task, **given)
 
 
 def test_retained_dropout_reaches_the_encoder() -> None:

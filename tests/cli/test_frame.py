@@ -17,7 +17,7 @@ import pytest
 
 from fairseq_resid import __main__ as console
 from fairseq_resid.cli import children, frame, quiet
-from fairseq_resid.console import further_lines, with_lines
+from fairseq_resid.console import further_lines
 from fairseq_resid.fairseq_patches import UserError
 
 pytestmark = pytest.mark.once
@@ -45,7 +45,7 @@ def raising(error: BaseException) -> Callable[[], int]:
     ("error", "code", "said"),
     [
         (ValueError("--flag 3: wrong"), 2, "fairseq-resid try: error: --flag 3: wrong\n"),
-        (FileNotFoundError("x: no such file"), 2, "fairseq-resid try: error: x: no such file\n"),
+        (UserError("--residual xskip: no"), 2, "fairseq-resid try: error: --residual xskip: no\n"),
         (ChildProcessError("fairseq-train failed"), 1, "fairseq-resid try: error: fairseq-train failed\n"),
         (KeyboardInterrupt(), 130, "fairseq-resid try: interrupted; the same command resumes\n"),
     ],
@@ -53,24 +53,6 @@ def raising(error: BaseException) -> Callable[[], int]:
 def test_errors_are_one_line_with_an_exit_code(error: BaseException, code: int, said: str, capsys: Capture) -> None:
     assert command(raising(error))([]) == code
     assert capsys.readouterr().err == said
-
-
-@pytest.mark.parametrize("separator", ["\n", "\r", "\v", "\f", "\x1c", "\x1d", "\x1e", "\x85", "\u2028", "\u2029"])
-def test_foreign_line_break_never_forges_an_error_line(separator: str, capsys: Capture) -> None:
-    forged = f"x{separator}fairseq-resid try: error: all of it is well"
-    failure = with_lines(
-        ChildProcessError(f"{forged} failed; the last lines of its log:"), [f"    {forged}", "    end"]
-    )
-    for error, count in ((ValueError(forged), 1), (UserError(forged), 1), (failure, 3)):
-        command(raising(error))([])
-        first, *others = capsys.readouterr().err.splitlines()
-        assert len(others) == count - 1 and first.startswith("fairseq-resid try: error: x\\")
-    assert others[-1] == "    end"
-    assert len(str(UserError(forged).code).splitlines()) == 1  # as fairseq-train prints it
-
-
-def test_exit_code_is_the_return_value() -> None:
-    assert command(lambda: None)([]) == 0 and command(lambda: 1)([]) == 1
 
 
 def test_full_disk_error_says_what_to_do(capsys: Capture) -> None:
@@ -82,12 +64,6 @@ def test_signal_that_killed_a_child_is_an_interrupt(capsys: Capture) -> None:
     with pytest.raises(SystemExit) as end:
         command(raising(SystemExit(128 + signal.SIGTERM)))([])
     assert end.value.code == 143 and "interrupted; the same command resumes" in capsys.readouterr().err
-
-
-def test_wrong_usage_is_not_an_interrupt(capsys: Capture) -> None:
-    with pytest.raises(SystemExit) as end:
-        command(lambda: 0)(["--no-such-flag"])
-    assert end.value.code == 2 and "interrupted" not in capsys.readouterr().err
 
 
 def test_closed_pipe_only_changes_the_exit_code() -> None:
@@ -102,15 +78,6 @@ def test_closed_pipe_only_changes_the_exit_code() -> None:
     pipe = f'{sys.executable} -c "$CODE" | head -1; exit ${{PIPESTATUS[0]}}'
     done = subprocess.run(["bash", "-c", pipe], env={**os.environ, "CODE": code}, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (141, "0\n", "")
-
-
-def test_closed_pipe_after_help_is_silent() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    command = [sys.executable, "-m", "fairseq_resid"]
-    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True)
-    os.close(writing)
-    assert (done.returncode, done.stderr) == (141, "")
 
 
 def chatter() -> int:
@@ -159,10 +126,9 @@ def test_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
     ("end", "message", "shown"),
     [
         ("fairseq_resid: error: a.pt: damaged", "failed: a.pt: damaged; its output is in {log}", []),
-        ("torch.OutOfMemoryError: full", "failed: torch.OutOfMemoryError: full; its output is in {log}", []),
-        ("Exception: The dataset is empty.", "failed: Exception: The dataset is empty; its output is in {log}", []),
+
         ("an Error: of it", "failed with exit code 1; the last lines of {log}:", ["first", "an Error: of it"]),
-        ("", "failed with exit code 1; the last lines of {log}:", ["first", ""]),
+
     ],
 )  # fmt: skip
 def test_failure_shows_the_cause_or_the_end_of_the_log(
@@ -175,30 +141,6 @@ def test_failure_shows_the_cause_or_the_end_of_the_log(
     assert further_lines(error) == [f"    {line}" for line in shown]
 
 
-def test_log_is_followed_from_its_first_line(tmp_path: Path) -> None:
-    for number in range(20):
-        taken: list[str] = []
-        log = tmp_path / str(number)
-        with children.followed(log, taken.append):
-            log.write_text("at once\n")
-        assert "at once" in taken
-
-
-def test_error_while_following_a_log_is_raised_at_the_end(tmp_path: Path) -> None:
-    def take(line: str) -> None:
-        raise ValueError("cannot show this")
-
-    done = []
-    with pytest.raises(ValueError, match="cannot show this"), children.followed(tmp_path / "log", take):
-        done.append("the work")
-    assert done == ["the work"]
-
-
-def test_user_error_in_models_is_bad_input(capsys: Capture) -> None:
-    assert command(raising(UserError("--residual xskip: no")))([]) == 2
-    assert capsys.readouterr().err == "fairseq-resid try: error: --residual xskip: no\n"
-
-
 def test_console_command_lists_every_command() -> None:
     from importlib import import_module
 
@@ -206,24 +148,6 @@ def test_console_command_lists_every_command() -> None:
         assert callable(import_module(f"fairseq_resid.{module}").main)
     done = subprocess.run([sys.executable, "-m", "fairseq_resid"], capture_output=True, text=True)
     assert done.returncode == 0 and set(console.COMMANDS) <= set(done.stdout.split())
-
-
-def test_command_has_one_spelling() -> None:
-    """Commands run as `python -m fairseq_resid NAME`."""
-    package = Path(console.__file__).parent
-    runnable = [
-        path.relative_to(package).as_posix()
-        for path in package.rglob("*.py")
-        if path.name == "__main__.py" or "if __name__ ==" in path.read_text(encoding="utf-8")
-    ]
-    assert runnable == ["__main__.py"]
-
-
-@pytest.mark.parametrize(("module", "name"), [("runs.launch", "train"), ("data.text.custom", "prepare custom")])
-def test_module_run_as_command_names_the_new_command(module: str, name: str) -> None:
-    done = subprocess.run([sys.executable, "-m", f"fairseq_resid.{module}", "x"], capture_output=True, text=True)
-    said = f"python -m fairseq_resid.{module}: removed in version 1.0; use fairseq-resid {name}\n"
-    assert done.returncode == 2 and done.stderr == said
 
 
 CLOSED = """
@@ -240,11 +164,10 @@ sys.exit(main([]))
 """
 
 
-@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_closed_streams_neither_fail_nor_corrupt_files(closed: str, tmp_path: Path) -> None:
+def test_closed_streams_neither_fail_nor_corrupt_files(tmp_path: Path) -> None:
     script = tmp_path / "closed.py"
     script.write_text(CLOSED)
-    line = f'"{sys.executable}" "{script}" {closed}'
+    line = f'"{sys.executable}" "{script}" <&- >&- 2>&-'
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

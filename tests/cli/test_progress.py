@@ -11,8 +11,7 @@ import pytest
 
 from fairseq_resid.cli import children, progress
 from fairseq_resid.cli.progress import Progress
-from fairseq_resid.data.text import custom, fairseq_preprocess, parallel, subwords
-from fairseq_resid.files import sha256
+from fairseq_resid.data.text import custom, fairseq_preprocess, subwords
 from support import mirror
 from support.clock import Clock
 
@@ -31,26 +30,6 @@ def test_log_shows_progress_rate_and_time_left(
     assert len(lines) == 19  # one every 30 s, starting after 30 s
     # After 390 s, 40 x 50,000 have been added to the initial million.
     assert lines[12] == "  tokenise train: 3,000,000 of 36,000,000 pairs, 5,128 pairs/s, 1:47:15 left"
-
-
-def test_time_left_requires_total_and_rate(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    clock = Clock(monkeypatch)
-    with Progress("a.tgz", None, "B") as unknown, Progress("b.tgz", 8_000_000, "B", 5_000_000) as waiting:
-        clock.now += 31
-        unknown.advance(62_000_000)
-        waiting.advance(0)
-    assert capsys.readouterr().out == "  a.tgz: 62 MB, 2 MB/s\n  b.tgz: 5 MB of 8 MB, 0 B/s\n"
-
-
-def test_uncountable_steps_show_elapsed_time(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    clock = Clock(monkeypatch)
-    with Progress("learn") as shown:
-        for _ in range(100):
-            clock.now += 1
-            shown.advance(0)
-    assert capsys.readouterr().out.splitlines() == [f"  learn: 0:0{time} so far" for time in ("0:30", "1:00", "1:30")]
 
 
 def build(folder: Path, train: int) -> list[str]:
@@ -85,28 +64,6 @@ def test_long_steps_in_other_programs_show_progress(
     parts = [int(part) for part, _ in shown]
     assert {whole for _, whole in shown} == {f"{size / 1000:.0f}"}
     assert len(set(parts)) > 3 and 0 < max(parts) <= size / 1000 + 1
-
-
-def test_short_steps_show_one_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    argv = build(tmp_path, 300)
-    lines = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"\[1/5\] extract and count: train 300, valid 20, test 20 pairs, \d+\.\d s", lines[1])
-    assert re.fullmatch(r"\[3/5\] learn a joint BPE of 300 subwords: from 300 pairs, \d+\.\d s", lines[3])
-    assert lines[5].startswith("+ ") and lines[6].startswith("[5/5] fairseq-preprocess: dictionary of ")
-    assert lines[7].startswith("train: 300 of 300 pairs, ") and lines[-1] == f"{tmp_path / 'data'}: done"
-    assert len(lines) <= 13
-    assert custom.main([*argv, "--verbose"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1
-
-
-def test_counting_lines_shows_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(progress, "EVERY", 0.0)
-    (tmp_path / "text").write_bytes(b"a\nb\nlast")
-    with Progress("count lines", 8, "B") as shown:
-        assert parallel.measure(tmp_path / "text", shown) == parallel.Measured(3, sha256(tmp_path / "text"), [0])
-    assert "count lines: 8 B of 8 B, " in capsys.readouterr().out
 
 
 def test_killed_subword_learning_is_an_error(

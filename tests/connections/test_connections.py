@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_resid import connections
-from fairseq_resid.connections import Place
 from support import structures
 from support.stacks import C, build, inputs, make, reference, seen
 from support.structures import each, each_example, each_site, spec
@@ -173,7 +172,7 @@ def test_train_equals_eval_without_dropout(name, options):
 # --- shapes --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(), (1,), (5,), (1, 1), (1, 4), (3, 4), (2, 3, 2), (0, 3)], ids=str)
+@pytest.mark.parametrize("shape", [(), (1, 4), (2, 3, 2), (0, 3)], ids=str)
 @each_site
 def test_any_leading_shape_is_accepted(name, options, shape):
     site = make(name, options)
@@ -225,26 +224,6 @@ def test_formula_holds_for_any_lambda_and_shape(name, lam, shape, dim, mu, seed)
 
 # --- the user's view -----------------------------------------------------------------------------------------------
 
-VALUES = {name: next(iter(meanings.values())).examples[-1:] for name, meanings in connections.all_options().items()}
-FOREIGN = [
-    (name, option, value)
-    for name in structures.NAMES
-    for option, values in VALUES.items()
-    for value in values
-    if option not in connections.options(name)
-]
-
-
-@structures.over("name option value", FOREIGN)
-def test_option_of_another_structure_is_refused(name, option, value):
-    with pytest.raises(ValueError, match="not an option") as error:
-        build(name, C, **{option: value})
-    text = str(error.value)
-    assert text.startswith(f"{option}={value!r}: ") and name in text
-    assert error.value.flags.startswith(f"--{option.replace('_', '-')} {value}: ")
-    for own in connections.options(name):
-        assert own in text and "--" + own.replace("_", "-") in error.value.flags
-
 
 NAN, INF = float("nan"), float("inf")
 
@@ -252,32 +231,14 @@ NAN, INF = float("nan"), float("inf")
 @pytest.mark.parametrize(
     ("name", "option", "value", "allowed"),
     [
-        *[("rskip_ln", "skip_lambda", value, "integer") for value in (0, -1, 1.5, NAN, INF, "two")],
-        *[("rskip_ln", "skip_lambda", value, "integer >= 1 and <= 100") for value in (101, 10**9, "1e9", 10**400)],
-        ("hyper", "hyper_streams", 10**9, "an integer >= 1 and <= 32"),
-        ("mhc", "hyper_streams", 33, "an integer >= 1 and <= 32"),
-        ("attn_residual", "block_size", 10**9, "an integer >= 1 and <= 10000"),
-        ("xskip", "skip_lambda", 1e308, "positive number, finite in fp32"),
-        ("wskip_ln", "wskip_init", 1e39, "finite number in fp32"),
-        ("highway", "gate_bias", -1e308, "finite number in fp32"),
-        *[("xskip", "skip_lambda", value, "positive number") for value in (0, -1, NAN, INF)],
-        *[("xskip_ln", "skip_lambda", value, "positive number") for value in (0, -1, NAN, INF)],
-        *[("xskip_ln", "branch_scale", value, "positive number") for value in (0, -1, NAN, INF)],
-        ("xskip", "skip_lambda", "two", "number"),
-        ("xskip", "branch_scale", 0, "positive number"),
-        ("wskip_ln", "wskip_init", NAN, "finite number"),
-        *[("mix_ln", "post_share", value, "positive number <= 1") for value in (0, 1.5, 25)],
-        ("highway", "gate_bias", INF, "finite number"),
-        ("shortcut_gate", "gate_bias", NAN, "finite number"),
-        ("sas", "sas_alpha_bias", INF, "finite number"),
-        ("sas", "sas_beta_bias", NAN, "finite number"),
+        ("rskip_ln", "skip_lambda", 1.5, "integer"),
+        ("hyper", "hyper_streams", 33, "an integer >= 1 and <= 32"),
+        ("xskip", "skip_lambda", 0, "positive number"),
+        ("mix_ln", "post_share", 25, "positive number <= 1"),
         ("sas", "sas_gate", "half", "full, single, transform"),
-        ("sas", "sas_gamma", "fixed", "coupled, free"),
-        ("highway", "gate_layers", 3, "an integer >= 1 and <= 2"),
         ("highway", "gate_layers", 2, "needs gate_input='both'"),
-        ("attn_residual", "block_size", 0, "an integer >= 1"),
-        ("admin", "admin_start", "open", "profiled, closed"),
-        *[(name, "residual_norm", "batch", "none, layer") for name in ("highway", "linear_shortcut")],
+        ("post_ln", "skip_lambda", 2, "not an option"),
+        ("sas", "gate_bias", 2, "not an option"),
     ],
 )
 def test_wrong_value_is_refused(name, option, value, allowed):
@@ -296,43 +257,10 @@ def test_invalid_number_is_refused(name):
             assert f"{option.name}={value!r}: " in str(error.value)
 
 
-@pytest.mark.parametrize("call", [connections.canonical, connections.options, lambda name: build(name, C)])
-def test_unknown_name_is_refused(call):
-    with pytest.raises(ValueError, match=r"name='postln': no such structure; similar ones: post_ln$"):
-        call("postln")
-    with pytest.raises(ValueError, match="name='zzzz'") as error:
-        call("zzzz")
-    for name in connections.names():
-        assert name in str(error.value)
-
-
 def test_unknown_backend_is_refused():
     assert {connections.build("post_ln", C, backend=name).backend for name in ("eager", "auto", "triton")} == {"eager"}
     with pytest.raises(connections.InvalidOption, match="backend='cuda': choose one of eager, compile"):
         connections.build("post_ln", C, backend="cuda")
-
-
-DEPTHS = {"encoder": 3, "decoder": 2}
-
-
-@each
-def test_place_outside_its_depths_is_refused_or_does_not_matter(name: str) -> None:
-    def build_at(place: Place) -> dict[str, torch.Tensor]:
-        torch.manual_seed(1)
-        return connections.build(name, place).state_dict()
-
-    try:
-        expected = build_at(Place(C))
-    except ValueError:
-        with pytest.raises(connections.InvalidOption) as error:
-            connections.build(name, Place(C, "stage1", depths=DEPTHS))
-        assert str(error.value) == "stack='stage1': must be one of depths: encoder, decoder"
-        with pytest.raises(connections.InvalidOption) as error:
-            connections.build(name, Place(C, "decoder", layer=2, depths=DEPTHS))
-        assert str(error.value) == "layer=2: must be < 2, the layers of decoder in depths"
-    else:
-        for place in (Place(C, "stage1", depths=DEPTHS), Place(C, "decoder", layer=2, depths=DEPTHS)):
-            torch.testing.assert_close(build_at(place), expected, rtol=0, atol=0)
 
 
 WRONG_SHAPES = [
@@ -378,75 +306,31 @@ def test_shape_checks_do_not_hinder_transforms():
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(site(x, f).sum(), x))
 
 
-def test_registering_a_name_twice_is_refused():
-    with pytest.raises(ValueError, match="residual 'exclusive_gate': already registered"):
-        connections.register("exclusive_gate", connections.structure("post_ln"))
-
-
-@each_example
-def test_repr_shows_the_structure(name, options):
-    first = repr(build(name, C, **options))
-    assert f"{C}, residual={name}" in first
-    for key, value in connections.resolve(name, options).values().items():
-        assert f"{key}={value}" in first
-
-
-def test_connections_work_without_fairseq():
-    """Without fairseq, hydra or omegaconf, connections and ops can be imported and used to train a plain model."""
-    script = f"""
+IN_A_PLAIN_MODEL = """
 import sys
-ABSENT = ("fairseq", "hydra", "omegaconf")
+from importlib.abc import MetaPathFinder
 
-class Filter:
-    def __init__(self, finder):
-        self.finder = finder
+class Absent(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
-        return None if name.split(".")[0] in ABSENT else self.finder.find_spec(name, path, target)
+        if name.split(".")[0] in ("fairseq", "hydra", "omegaconf"):
+            raise ModuleNotFoundError(name)
 
-sys.meta_path[:] = [Filter(finder) for finder in sys.meta_path]
-sys.path.insert(0, {str(ROOT)!r})
+sys.meta_path.insert(0, Absent())
 import torch
-from dataclasses import replace
-from fairseq_resid import connections, ops
-assert not [name for name in sys.modules if name.split(".")[0] in ABSENT]
-x = torch.randn(4, 8)
-assert ops.sinkhorn(x.view(2, 4, 4), 2).shape == (2, 4, 4)
-
-class Model(torch.nn.Module):
-    def __init__(self, name):
-        super().__init__()
-        places = [connections.Place(8, "encoder", "ffn", i, True, i, 2, {{"encoder": 2}}) for i in range(2)]
-        self.sites = torch.nn.ModuleList(connections.build(name, place) for place in places)
-        has_norm = connections.resolve_final_norm(name, None)
-        self.end = connections.build_stream(name, replace(places[1], index=2), has_norm)
-        self.branches = torch.nn.ModuleList(torch.nn.Linear(8, 8) for _ in range(2))
-        self.out = torch.nn.Linear(8, 2)
-    def forward(self, x):
-        for site, branch in zip(self.sites, self.branches):
-            x = site.enter(x)
-            x = site(x, branch(site.branch_input(x)).relu())
-        return self.out(self.end(x) if self.end else x)
-
+from fairseq_resid import connections
 for name in connections.names():
-    torch.manual_seed(0)
-    model, data = Model(name), torch.randn(64, 8)
-    target = (data[:, 0] > 0).long()
-    optimizer = torch.optim.Adam(model.parameters(), 0.02)
-    before = {{key: value.clone() for key, value in model.named_parameters()}}
-    losses = []
-    for _ in range(30):
-        optimizer.zero_grad()
-        losses.append(torch.nn.functional.cross_entropy(model(data), target))
-        losses[-1].backward()
-        optimizer.step()
-    assert losses[-1] < 0.7 * losses[0], (name, losses)
-    for key, value in model.named_parameters():
-        assert not torch.equal(value, before[key]), (name, key)
-print("trained", len(connections.names()))
+    layers, end = connections.build_stack(name, 8, 2)
+    x = torch.randn(3, 8)
+    for (site,) in layers:
+        x = site.enter(x)
+        x = site(x, torch.tanh(site.branch_input(x)))
+    assert end(x).shape == (3, 8), name
 """
-    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout.split() == ["trained", str(len(connections.names()))]
+
+
+def test_structures_work_without_fairseq():
+    done = subprocess.run([sys.executable, "-c", IN_A_PLAIN_MODEL], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

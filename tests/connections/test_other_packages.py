@@ -59,15 +59,6 @@ def test_import_registers_a_structure(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.once
-def test_broken_entry_point_is_reported(tmp_path: Path) -> None:
-    install(tmp_path, "stranger.missing")
-    done = run("import fairseq_resid.connections", tmp_path)
-    assert done.returncode == 1
-    expected = "ImportError: entry point doubled = stranger.missing (fairseq_resid.structures): No module named"
-    assert expected in done.stderr.splitlines()[-1]
-
-
 def test_separate_user_dir_trains_its_structure(corpus: Path, tmp_path: Path) -> None:
     folder = tmp_path / "stranger"
     folder.mkdir()
@@ -79,28 +70,3 @@ def test_separate_user_dir_trains_its_structure(corpus: Path, tmp_path: Path) ->
     done = run(f"{code}; from fairseq_cli.train import cli_main; cli_main()", tmp_path / "none")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "residual=doubled" in done.stdout + done.stderr and "done training" in done.stdout + done.stderr
-
-
-OPTION = """
-import argparse
-from dataclasses import dataclass
-from fairseq_resid.connections import Options, Structure, option, register
-from stranger.doubled import Doubled
-@dataclass(frozen=True)
-class Scaled(Options):
-    dropout: float = option(0.5, "a scale", example=0.25)
-register("scaled", Structure(Scaled, Doubled))
-from fairseq_resid.models.structures import add_flags
-parser = argparse.ArgumentParser()
-parser.add_argument("--dropout")
-add_flags(parser, "scaled", ["layer"])
-"""
-
-
-@pytest.mark.once
-def test_option_with_the_name_of_a_fairseq_flag_is_refused(tmp_path: Path) -> None:
-    install(tmp_path, "stranger.doubled")
-    done = run(OPTION, tmp_path)
-    said = "residual scaled: option dropout: --dropout is a flag of fairseq; rename the option"
-    assert done.returncode == 1 and done.stderr.endswith(f"fairseq_resid: error: {said}\n")
-    assert "Traceback" not in done.stderr

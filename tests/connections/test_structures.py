@@ -29,12 +29,6 @@ def test_every_structure_has_its_test_file() -> None:
     assert files <= set(structures.registered()), "remove the test files of structures that no class registers"
 
 
-@pytest.mark.structures
-def test_every_structure_is_in_the_file_of_its_name() -> None:
-    found = {name: connections.structure(name).connection.__module__ for name in connections.own_names()}
-    assert found == {name: f"fairseq_resid.connections.{name}" for name in found}, "name the file after the structure"
-
-
 @each
 def test_every_structure_states_its_formula_and_source(name: str) -> None:
     made = connections.structure(name)
@@ -74,12 +68,6 @@ def test_every_numeric_option_has_an_example(name: str) -> None:
     for option in connections.options(name).values():
         assert option.examples, f"--{option.name}: give option(..., example=X), a value that the tests train with"
         connections.resolve(name, {option.name: option.examples[-1]} if not option.choices else {})
-
-
-@each
-def test_every_integer_option_has_a_maximum(name: str) -> None:
-    for option in connections.options(name).values():
-        assert option.type is not int or option.most is not None, f"--{option.name}: give option(..., most=N)"
 
 
 @each_variant
@@ -124,13 +112,6 @@ def test_added_parameters_equal_the_stated_polynomial(name: str, polynomial: str
     assert structure_table.polynomial(name) == polynomial
 
 
-@each
-def test_row_has_name_formula_and_paper(name: str) -> None:
-    made = connections.structure(name)
-    first, formula, paper = structure_table.row(name).strip("| ").split(" | ")
-    assert first.split(", ")[0] == f"`{name}`" and (formula, paper) == (made.formula, made.source)
-
-
 @each_variant
 def test_coefficients_of_large_fp16_states_equal_those_in_fp64(name: str, options: dict[str, Any]) -> None:
     """Products of the numbers do not fit in fp16."""
@@ -142,20 +123,3 @@ def test_coefficients_of_large_fp16_states_equal_those_in_fp64(name: str, option
     exact = copy.deepcopy(site).double().coefficients(state.double(), f.double())
     for key, value in exact.items():
         torch.testing.assert_close(found[key].double(), value, rtol=0.02, atol=0.002)
-
-
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor")
-@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
-def test_pages_state_the_size_of_sas(page: str) -> None:
-    """The percentages are relative to Vaswani 2017's Base and Big with 37,000 shared embeddings."""
-    said = " ".join((ROOT / page).read_text(encoding="utf-8").split())
-    for size, dim, heads, text in (
-        ("Base", 512, 8, "31.5M parameters to Base (+{:.0%})"),
-        ("Big", 1024, 16, "126M to Big (+{:.0%})"),
-    ):
-        stock = nn.Transformer(dim, heads, dim_feedforward=4 * dim, device="meta")
-        final_norms = 2 * 2 * dim  # Vaswani 2017 has no final norms
-        count = sum(parameter.numel() for parameter in stock.parameters()) - final_norms + 37_000 * dim
-        added = structure_table.added_parameters("sas", dim)
-        assert f"{added / 1e6:.3g}M" in text and text.format(added / count) in said, size
-    assert "37,000 shared embeddings" in said

@@ -13,8 +13,7 @@ import yaml
 from fairseq_resid.data.text import manifest as manifests
 from fairseq_resid.data.text import prepare
 from support import mirror
-from support.preparing import main
-from support.released import Released
+from support.preparing import Released, main
 from support.web_server import Server
 
 

@@ -12,7 +12,7 @@ from fairseq.data.data_utils import load_indexed_dataset
 
 from fairseq_resid.data.text.forms import TextForm
 from support import mirror
-from support.released import Released, build, record_of
+from support.preparing import Released, build, record_of
 
 pytestmark = pytest.mark.once
 

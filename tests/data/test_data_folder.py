@@ -13,7 +13,7 @@ from fairseq_resid.data.text import folder as data_folder
 from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.runs.training_command import TrainingCommand
-from support.released import Released, build, record_of
+from support.preparing import Released, record_of
 
 pytestmark = pytest.mark.once
 
@@ -60,19 +60,6 @@ def test_damaged_data_folder_is_not_called_complete(
     ):
         assert main("data", "--raw", host, *flags) == 2
         assert said in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"sizes": {"spm.model": "x"}}, {"text": {"form": "odd"}}],
-)
-def test_invalid_corpus_json_gives_a_one_line_error(
-    change: dict[str, Any], raw: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert build(raw, tmp_path / "data") == 0
-    (tmp_path / "data" / "corpus.json").write_text(json.dumps({**record_of(tmp_path / "data"), **change}))
-    assert build(raw, tmp_path / "data", "--show") == 2
-    assert "corpus.json" in capsys.readouterr().err
 
 
 # Parts of corpus.json as written by earlier versions.

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import shutil
-import stat
-import tarfile
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fairseq_resid.data import extract, unpacking
+from fairseq_resid.data import extract
 from fairseq_resid.data.unpacking import Damaged
 from support import mirror
 
@@ -27,14 +23,6 @@ def out_of(archive: Path, members: list[str], folder: Path, limit: int | None = 
     extract.extract(archive, wanted, limit)
     assert {path.name for path in folder.iterdir()} == {path.name for path in wanted.values()}
     return {name: path.read_bytes() for name, path in wanted.items()}
-
-
-def tar(path: Path, members: list[tarfile.TarInfo], data: bytes = b"one\n") -> Path:
-    with tarfile.open(path, "w:gz") as file:
-        for member in members:
-            member.size = len(data) if member.isreg() else 0
-            file.addfile(member, io.BytesIO(data) if member.isreg() else None)
-    return path
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.gz", "a.tar.xz", "a.zip"])
@@ -98,97 +86,20 @@ def test_iwslt_training_text_loses_tag_lines(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == " One <i>word</i> .\n\n < 5\n"
 
 
-@pytest.mark.parametrize("kept", [0.1, 0.5, 0.99])
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz", "a.zip"])
-def test_truncated_archive_is_reported(tmp_path: Path, name: str, kept: float) -> None:
-    text = mirror.sides(mirror.pairs(3000, ("en", "de")))[0]
-    mirror.archive(tmp_path / name, {"a.en": text})
+def test_truncated_archive_is_reported(tmp_path: Path, name: str) -> None:
+    mirror.archive(tmp_path / name, {"a.en": mirror.sides(mirror.pairs(3000, ("en", "de")))[0]})
     whole = (tmp_path / name).read_bytes()
-    # The zeros at the end of a tar file may be missing.
-    size = len(whole) if name != "a.tar" else len(text.encode())
-    (tmp_path / name).write_bytes(whole[: int(size * kept)])
+    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
     with pytest.raises(Damaged, match=rf"{name}: damaged or truncated "):
         out_of(tmp_path / name, ["a.en"], tmp_path / "out")
     assert list((tmp_path / "out").glob("text?")) == []
-
-
-def test_truncated_compressed_member_is_reported(tmp_path: Path) -> None:
-    packed = gzip.compress(mirror.sides(mirror.pairs(3000, ("en", "de")))[0].encode())
-    mirror.archive(tmp_path / "a.tar", {"a.en.gz": packed[: len(packed) // 2]})
-    with pytest.raises(ValueError, match=r"a\.tar: damaged or truncated"):
-        out_of(tmp_path / "a.tar", ["a.en.gz"], tmp_path / "out")
 
 
 def test_missing_member_is_reported(tmp_path: Path) -> None:
     mirror.archive(tmp_path / "a.tgz", {f"x/{i}": "1\n" for i in range(10)})
     with pytest.raises(ValueError, match=r"a\.tgz: member x/ten is missing; is the file complete\?"):
         out_of(tmp_path / "a.tgz", ["x/0", "x/ten"], tmp_path / "out")
-
-
-def test_damaged_zip_is_reported(tmp_path: Path) -> None:
-    mirror.archive(tmp_path / "a.zip", {"a.en": mirror.sides(mirror.pairs(3000, ("en", "de")))[0]})
-    whole = bytearray((tmp_path / "a.zip").read_bytes())
-    whole[5000] ^= 255
-    (tmp_path / "a.zip").write_bytes(whole)
-    with pytest.raises(ValueError, match=r"a\.zip: damaged or truncated"):
-        out_of(tmp_path / "a.zip", ["a.en"], tmp_path / "bad")
-
-
-REFUSED = [
-    (tarfile.REGTYPE, "/evil", "leads outside the archive's folder"),
-    (tarfile.REGTYPE, "a/../../evil", "leads outside the archive's folder"),
-    (tarfile.SYMTYPE, "evil", "is not a regular file"),
-    (tarfile.LNKTYPE, "evil", "is not a regular file"),
-    (tarfile.CHRTYPE, "evil", "is not a regular file"),
-]
-
-
-@pytest.mark.parametrize(
-    "archive, kind, name, said",
-    [
-        (archive, *member)
-        for archive in ("a.tgz", "a.zip")
-        for member in REFUSED
-        if archive == "a.tgz" or member[0] not in (tarfile.LNKTYPE, tarfile.CHRTYPE)  # a zip has no such members
-    ],
-)
-def test_only_regular_files_below_the_folder_are_unpacked(
-    tmp_path: Path, archive: str, kind: bytes, name: str, said: str
-) -> None:
-    if archive == "a.zip":
-        with zipfile.ZipFile(tmp_path / archive, "w") as file:
-            file.writestr("good", "one\n")
-            item = zipfile.ZipInfo(name)
-            item.external_attr = ((stat.S_IFLNK if kind == tarfile.SYMTYPE else stat.S_IFREG) | 0o644) << 16
-            file.writestr(item, "../outside")
-    else:
-        member = tarfile.TarInfo(name)
-        member.type, member.linkname = kind, "../outside"
-        tar(tmp_path / archive, [tarfile.TarInfo("good"), member])
-    with pytest.raises(ValueError, match=rf"{archive}: member '{name}' {said}"):
-        extract.unpack(tmp_path / archive, tmp_path / "all")
-    assert [path.name for path in (tmp_path / "all").rglob("*")] == ["good"]
-    with pytest.raises(ValueError, match=rf"{archive}: member '{name}' {said}"):
-        out_of(tmp_path / archive, ["good", name], tmp_path / "out")
-    assert not (tmp_path / "evil").exists() and not Path("/evil").exists()
-
-
-@pytest.mark.parametrize("name", ["a.tgz", "a.zip"])
-def test_folder_is_not_a_text(tmp_path: Path, name: str) -> None:
-    folder = tarfile.TarInfo("a.en")
-    folder.type = tarfile.DIRTYPE
-    tar(tmp_path / "a.tgz", [folder])
-    mirror.archive(tmp_path / "a.zip", {"a.en/": ""})
-    with pytest.raises(ValueError, match=rf"{name}: member 'a\.en' is not a regular file"):
-        out_of(tmp_path / name, ["a.en"], tmp_path / "out")
-
-
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.DIRTYPE])
-def test_links_and_folders_that_are_not_wanted_are_skipped(tmp_path: Path, kind: bytes) -> None:
-    member = tarfile.TarInfo("other")
-    member.type, member.linkname = kind, "a.en"
-    archive = tar(tmp_path / "a.tgz", [member, tarfile.TarInfo("a.en")])
-    assert out_of(archive, ["a.en"], tmp_path / "out") == {"a.en": b"one\n"}
 
 
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip"])
@@ -215,7 +126,7 @@ def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
     expected = [text.encode() for text in TEXTS.values()]
     found = 0
     # The last 8 bytes of a gzip file are its checksum and length.
-    for place in [*range(0, len(whole), 9), *range(len(whole) - 40, len(whole))]:
+    for place in [*range(0, len(whole), 40), *range(len(whole) - 40, len(whole), 3)]:
         raw = bytearray(whole)
         raw[place] ^= 1 << place % 8
         (tmp_path / name).write_bytes(raw)
@@ -228,27 +139,24 @@ def test_flipped_bit_is_harmless_or_detected(tmp_path: Path, name: str) -> None:
         else:
             assert [(tmp_path / "out" / f"text{index}").read_bytes() for index in (0, 1)] == expected
             shutil.rmtree(tmp_path / "out")
-    assert found > 40
+    assert found > 10
 
 
-@pytest.mark.parametrize("place", ["header", "pax header"])
-def test_damaged_header_is_not_the_end_of_the_archive(tmp_path: Path, place: str) -> None:
+def test_damaged_header_is_not_the_end_of_the_archive(tmp_path: Path) -> None:
     """`tarfile` itself would stop at the first damaged header but the first without an error."""
-    made = [tarfile.TarInfo("x"), tarfile.TarInfo("y" if place == "header" else "y" * 300), tarfile.TarInfo("z")]
-    tar(tmp_path / "a.tgz", made)
-    raw = bytearray(gzip.decompress((tmp_path / "a.tgz").read_bytes()))
+    mirror.archive(tmp_path / "a.tar", {"x": "one\n", "y": "two\n", "z": "three\n"})
+    raw = bytearray((tmp_path / "a.tar").read_bytes())
     raw[1024 + 148] ^= 1  # the checksum of the second header
     (tmp_path / "a.tar").write_bytes(raw)
     with pytest.raises(Damaged, match=r"a\.tar: damaged or truncated \(bad checksum\)"):
         extract.unpack(tmp_path / "a.tar", tmp_path / "out")
 
 
-@pytest.mark.parametrize("missing", [1, 4, 8, 20])
 @pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
-def test_compressed_archive_without_its_last_bytes_is_reported(tmp_path: Path, name: str, missing: int) -> None:
+def test_compressed_archive_without_its_last_bytes_is_reported(tmp_path: Path, name: str) -> None:
     """The tar inside is complete; only the end of the compressed stream is missing."""
     mirror.archive(tmp_path / name, dict(TEXTS))
-    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-missing])
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-4])
     with pytest.raises(Damaged, match=rf"{name}: damaged or truncated"):
         out_of(tmp_path / name, list(TEXTS), tmp_path / "out")
     assert not list((tmp_path / "out").glob("text?"))
@@ -258,10 +166,7 @@ def test_compressed_archive_without_its_last_bytes_is_reported(tmp_path: Path, n
     "repack",
     [
         lambda tar: gzip.compress(tar + bytes(30_000)),
-        lambda tar: gzip.compress(tar + b"what follows a tar's end is not the tar's" * 1000),
-        lambda tar: gzip.compress(tar) + bytes(700),
         lambda tar: gzip.compress(tar[:5000]) + gzip.compress(tar[5000:]),
-        lambda tar: tar + bytes(30_000),
         lambda tar: bz2.compress(tar),
     ],
 )
@@ -288,34 +193,3 @@ def test_damaged_compressed_text_is_reported(tmp_path: Path) -> None:
         with pytest.raises(Damaged, match=r"a\.en\.gz: damaged or truncated"):
             extract.convert(tmp_path / "a.en.gz", "a.en.gz", tmp_path / "out")
         assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz", "a.zip", "nested.tar", "a.en.gz"])
-def test_archive_that_unpacks_to_too_much_is_refused(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    zeros = bytes(20_000_000)
-    packed = gzip.compress(zeros, mtime=0)
-    if name == "a.en.gz":
-        (tmp_path / name).write_bytes(packed)
-    else:
-        mirror.archive(tmp_path / name, {"a.en.gz": packed} if name == "nested.tar" else {"a.en": zeros})
-    member, text = "a.en.gz" if name == "nested.tar" else "a.en", tmp_path / "out" / "text"
-    text.parent.mkdir()
-
-    def unpacked() -> None:
-        if name == "a.en.gz":
-            extract.convert(tmp_path / name, name, text)
-        else:
-            extract.extract(tmp_path / name, {member: text})
-
-    unpacked()
-    assert text.stat().st_size == len(zeros)
-    text.unlink()
-    monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 1 << 20)
-    with pytest.raises(ValueError, match=rf"{name}: unpacks to over .* --raw"):
-        unpacked()
-    assert list(text.parent.iterdir()) == []
-    if name in ("a.tgz", "a.zip"):
-        with pytest.raises(ValueError, match="unpacks to over"):
-            extract.unpack(tmp_path / name, tmp_path / "all")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import pytest
 
 from fairseq_resid.console import further_lines
 from fairseq_resid.data import fetch as fetching
-from fairseq_resid.data.fetch import FetchError, RemoteFile, fetch
+from fairseq_resid.data.fetch import FetchError, Fingerprint, fetch
+from fairseq_resid.data.unpacking import Damaged
 from support.web_server import CONTENT, MD5, SHA256, Server, get, known, only_whole
 
 pytestmark = pytest.mark.once
@@ -34,25 +34,6 @@ def test_changed_file_is_downloaded_again(server: Server, tmp_path: Path) -> Non
     only_whole(tmp_path)
 
 
-@pytest.mark.parametrize("record", [None, "{}"])
-def test_manually_placed_file_is_used_if_its_checksum_matches(
-    server: Server, tmp_path: Path, record: str | None
-) -> None:
-    (tmp_path / "a.tgz").write_bytes(CONTENT)
-    if record is not None:
-        (tmp_path / "a.tgz.json").write_text(record)
-    get(known(server), tmp_path)
-    only_whole(tmp_path)
-    assert server.requests == []
-
-
-def test_truncated_chunked_response_is_retried(server: Server, tmp_path: Path) -> None:
-    server.script = ["chunks", "chunks"]
-    get(known(server), tmp_path)
-    only_whole(tmp_path)
-    assert len(server.requests) == 3
-
-
 def test_lost_connections_resume_the_download(server: Server, tmp_path: Path) -> None:
     server.script = ["drop", "503", "drop"]
     get(known(server), tmp_path)
@@ -65,12 +46,6 @@ def test_partial_file_of_killed_run_is_resumed(server: Server, tmp_path: Path, s
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:123_456])
     get(known(server, bytes=len(CONTENT) if size_known else None), tmp_path)
     assert server.requests == [("/a.tgz", "bytes=123456-")]
-    only_whole(tmp_path)
-
-
-def test_complete_partial_file_is_kept(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "a.tgz.partial").write_bytes(CONTENT)
-    get(known(server, bytes=None), tmp_path)
     only_whole(tmp_path)
 
 
@@ -118,16 +93,6 @@ def test_different_file_is_refused_without_allow_other_data(
         get(known(server, **changed), tmp_path)
 
 
-def test_connection_refused_error_suggests_raw(tmp_path: Path) -> None:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{unused.getsockname()[1]}/a.tgz"
-    with pytest.raises(FetchError) as error:
-        get(RemoteFile("a.tgz", (url,)), tmp_path)
-    said = "\n".join(further_lines(error.value))
-    assert url in said and "refused" in said and "--raw" in said
-
-
 def test_download_fails_after_four_attempts(server: Server, tmp_path: Path) -> None:
     server.script = ["503"] * 9
     pauses: list[float] = []
@@ -154,21 +119,45 @@ def test_mirror_replaces_all_addresses(server: Server, tmp_path: Path) -> None:
         get(known(server), out, folder.as_uri())
 
 
-def test_file_without_address_requires_raw(tmp_path: Path) -> None:
-    with pytest.raises(
-        FetchError, match=r"en-vi\.tgz: no download address is known; use --raw with the folder that contains it"
-    ):
-        get(RemoteFile("en-vi.tgz"), tmp_path)
+@pytest.mark.parametrize("act", ["416", "empty", "page"])
+def test_response_that_is_not_an_archive_is_never_kept(server: Server, tmp_path: Path, act: str) -> None:
+    server.script = [act]
+    with pytest.raises(FetchError, match=r"a\.tgz: "):
+        get(known(server), tmp_path, allow_other=True)
+    assert {path.name for path in tmp_path.iterdir()} == {".a.tgz.lock"}
 
 
-def test_full_disk_is_not_retried(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: Any, count: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(fetching.Progress, "advance", full)
-    with pytest.raises(OSError, match="No space left"):
+@pytest.mark.parametrize("act", ["page", "416", "drop"])
+def test_good_partial_file_survives_bad_response(
+    server: Server, tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "ATTEMPTS", 1)
+    server.script = [act, act] if act == "416" else [act]  # requested again without a range
+    (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:123_456])
+    with pytest.raises(FetchError):
         get(known(server), tmp_path)
-    monkeypatch.undo()
-    assert len(server.requests) == 1 and not (tmp_path / "a.tgz").exists()
+    there = (tmp_path / "a.tgz.partial").read_bytes()
+    assert there == CONTENT[: len(there)] and len(there) >= 123_456
     get(known(server), tmp_path)
+    assert server.requests[-1] == ("/a.tgz", f"bytes={len(there)}-")
     only_whole(tmp_path)
+
+
+def test_different_data_resumes_after_lost_connection(server: Server, tmp_path: Path) -> None:
+    """A partial file from the same URL in the same run is not mistaken for the beginning of another file."""
+    server.script = ["drop", "drop"]
+    get(known(server, sha256="0" * 64), tmp_path, allow_other=True)
+    assert [requested for _, requested in server.requests] == [None, "bytes=100000-", "bytes=200000-"]
+    only_whole(tmp_path)
+
+
+def test_damaged_download_is_removed_but_user_file_stays(tmp_path: Path) -> None:
+    for url, said in (
+        ("http://host/a.tgz", "the file was removed; run the same command to download it again"),
+        (None, "replace the file"),
+    ):
+        for name in ("a.tgz", "a.tgz.json"):
+            (tmp_path / name).write_bytes(b"x")
+        with pytest.raises(ValueError, match=said), fetching.usable(tmp_path / "a.tgz", Fingerprint(1, 0, "", "", url)):
+            raise Damaged("a.tgz: cut off")
+        assert len(list(tmp_path.iterdir())) == (0 if url else 2)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from multiprocessing import active_children
 from pathlib import Path
 
@@ -29,14 +27,10 @@ from .test_clean import BAD, MOSES, ROOT, run, write
 pytestmark = pytest.mark.once
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("lengths", [(5, 6), (6, 5), (0, 1), (2500, 2501)])
-def test_sides_of_unequal_length_are_reported(tmp_path: Path, lengths: tuple[int, int], workers: int) -> None:
-    with pytest.raises(
-        ValueError,
-        match=rf"in\.en has {lengths[0]} lines, but \S*in\.de has {lengths[1]}; both must have the same number",
-    ):
-        run(tmp_path, b"a\n" * lengths[0], b"b\n" * lengths[1], workers=workers)
+@pytest.mark.parametrize("lengths", [(5, 6), (6, 5), (2500, 2501)])
+def test_sides_of_unequal_length_are_reported(tmp_path: Path, lengths: tuple[int, int]) -> None:
+    with pytest.raises(ValueError, match=rf"in\.en has {lengths[0]} lines, but \S*in\.de has {lengths[1]};"):
+        run(tmp_path, b"a\n" * lengths[0], b"b\n" * lengths[1], workers=2)
 
 
 def test_number_of_workers_does_not_change_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +65,7 @@ def test_only_newlines_end_a_line(tmp_path: Path, text: bytes) -> None:
 
 
 @pytest.mark.parametrize("end", [b"", b"\n"])
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 9, 40])
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 40])
 def test_shards_contain_every_line_once_in_order(
     count: int, end: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,8 +140,7 @@ def test_interrupted_work_is_done_again(tmp_path: Path, monkeypatch: pytest.Monk
     assert [path.read_bytes() for path in outputs] == expected
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_errors_name_the_line_of_the_text(workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_name_the_line_of_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "SHARD_LINES", 4)
     texts, outputs = interrupted_text(tmp_path), (tmp_path / "out.en", tmp_path / "out.de")
     for path in texts[0]:
@@ -155,17 +148,16 @@ def test_errors_name_the_line_of_the_text(workers: int, tmp_path: Path, monkeypa
     second = texts[1][1]
     second.write_bytes(second.read_bytes().replace("Wörter 1 6".encode(), BAD["not_utf8"]))
     with pytest.raises(ValueError, match=r"1/in\.de:7: not UTF-8"):
-        tokenise("test", texts, outputs, MOSES, False, workers)
+        tokenise("test", texts, outputs, MOSES, False, 2)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-def test_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+def test_dead_worker_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "SHARD_LINES", 2)
     files = write(tmp_path, b"a\n" * 40, b"b\n" * 40)
     with pytest.raises(ChildProcessError, match="a worker process died"):
-        parallel.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), die, workers)
+        parallel.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), die, 2)
     assert not active_children()
-    counts = parallel.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), copy, workers)
+    counts = parallel.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), copy, 2)
     assert counts["in"] == 40 and (tmp_path / "o.de").read_bytes() == b"b\n" * 40
 
 
@@ -188,31 +180,6 @@ def test_error_in_one_shard_ends_all_workers(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ValueError, match="line 5"):
         parallel.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), fail_slowly, 3)
     assert not active_children()
-
-
-def test_error_ends_workers_that_inherit_a_handler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handler that raises an exception can be caught inside a task; the worker must end nevertheless."""
-    monkeypatch.setattr(parallel, "SHARD_LINES", 2)
-    files = write(tmp_path, b"a\n" * 40, b"b\n" * 40)
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    try:
-        start = time.monotonic()
-        with pytest.raises(ValueError, match="line 5"):
-            parallel.transform("test", [files], (tmp_path / "o.en", tmp_path / "o.de"), fail_or_stay, 3)
-        assert time.monotonic() - start < 50 and not active_children()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def fail_or_stay(shard: parallel.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
-    if shard.first == 5:
-        time.sleep(0.3)
-        raise ValueError("line 5")
-    end = time.monotonic() + 60
-    while shard.first > 5 and time.monotonic() < end:
-        with suppress(SystemExit):
-            time.sleep(1)
-    return copy(shard, counts)
 
 
 def fail_slowly(shard: parallel.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:

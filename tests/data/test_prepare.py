@@ -10,11 +10,11 @@ import pytest
 
 from fairseq_resid.data.text import manifest as manifests
 from fairseq_resid.data.text import parallel, prepare, sources
-from fairseq_resid.data.text.forms import TextForm, escape, unescape
+from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.data.text.manifest import SPLITS
 from fairseq_resid.files import read_lines
 from support import mirror
-from support.preparing import content, decoded, fail, main, record_of
+from support.preparing import content, decoded, main, record_of
 
 pytestmark = pytest.mark.once
 
@@ -93,15 +93,6 @@ def test_parts_are_not_joined_within_a_line(tmp_path: Path) -> None:
     assert main("wmt14-en-fr", tmp_path / "data", "--raw", host, "--allow-low-ceiling") == 0
     assert record_of(tmp_path / "data")["lines"]["valid"]["out"] == 4
     assert len(read_lines(tmp_path / "data" / "ref" / "valid.fr")) == 4
-
-
-def test_raw_text_may_be_moved_between_runs(tmp_path: Path) -> None:
-    raw = mirror.iwslt15(tmp_path / "raw", "plain")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fairseq_resid.data.text.tokenise.tokenise", fail)
-        assert main("iwslt15-en-vi", tmp_path / "data", "--raw", raw) == 1
-    raw.rename(tmp_path / "moved")
-    assert main("iwslt15-en-vi", tmp_path / "data", "--raw", tmp_path / "moved") == 0
 
 
 def test_already_downloaded_alternate_is_used(hosts: dict[str, Path], tmp_path: Path) -> None:
@@ -239,8 +230,3 @@ def test_wrong_line_count_requires_allow_other_data(
 def test_released_test_sets_are_recognised_by_checksum(en_vi: dict[str, Path]) -> None:
     assert "test tst2013.vi is not the released text (sha256 differs)" in record_of(en_vi["stanford"])["differences"]
     assert not any("sha256" in line for line in record_of(en_vi["plain"])["differences"])
-
-
-@pytest.mark.parametrize("text", ["", "&", "&amp;", "&amp;amp; |", "a &quot;b&quot; [c] <d> 'e'", "&#124;"])
-def test_escapes_are_reversible(text: str) -> None:
-    assert unescape(escape(text)) == text

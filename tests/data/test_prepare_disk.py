@@ -30,61 +30,27 @@ def test_full_disk_gives_one_line_and_next_run_succeeds(hosts: dict[str, Path], 
     assert content(tmp_path / "data") == content(en_de)
 
 
-def test_full_disk_while_copying_gives_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """shutil.copytree wraps the error in one of its own."""
-    for folder in ("from", "to"):
-        (tmp_path / folder).mkdir()
-    for name in ("valid.en", "valid.de"):
-        (tmp_path / "from" / name).write_text("text\n")
-        (tmp_path / "to" / name).symlink_to("/dev/full")
-
-    @frame.command("prepare", "")
-    def copy(parser: Any, argv: Any) -> None:
-        shutil.copytree(tmp_path / "from", tmp_path / "to", dirs_exist_ok=True)
-
-    assert copy([]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("fairseq-resid prepare: error: [Errno 28] No space left on device")
-    assert "; free some space and run the same command again" in line and "[(" not in line
-
-
 @pytest.mark.parametrize(
-    "log, has_room, said, code",
+    "log, said",
     [
-        (b"", False, "No space left on device; free some space and run the same command again", 2),
-        (
-            b"OSError: [Errno 122] Disk quota exceeded\n",
-            True,
-            "Disk quota exceeded; free some space and run the same command",
-            1,
-        ),
-        (b"KeyError: 3\n", True, "failed with exit code 1:\nKeyError: 3\n", 1),
+        (b"OSError: [Errno 122] Disk quota exceeded\n", "Disk quota exceeded; free some space and run the same"),
+        (b"KeyError: 3\n", "failed with exit code 1:\nKeyError: 3\n"),
     ],
 )
-def test_full_disk_in_fairseq_preprocess_is_reported(
-    log: bytes,
-    has_room: bool,
-    said: str,
-    code: int,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_error_of_fairseq_preprocess_is_reported(
+    log: bytes, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fairseq-preprocess's log contains the error, unless the log itself is on the full disk."""
-
     def failing(argv: list[str], output: IO[bytes], lock: int | None, errors: IO[bytes]) -> int:
         errors.write(log)
         return 1
 
     monkeypatch.setattr(fairseq_preprocess.children, "run", failing)
-    if not has_room:
-        (tmp_path / "data.room").symlink_to("/dev/full")
 
     @frame.command("prepare", "")
     def preprocess(parser: Any, argv: Any) -> None:
         fairseq_preprocess.preprocess(tmp_path, tmp_path / "data", "a", "b", ("train", "valid", "test"), 1, 9)
 
-    assert preprocess([]) == code
+    assert preprocess([]) == 1
     assert said in capsys.readouterr().err
 
 

@@ -159,8 +159,9 @@ def test_step_killed_before_rename_is_run_again(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.both
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("where", ["worker", "learner"])
+@pytest.mark.parametrize(
+    ("where", "number"), [("worker", signal.SIGKILL), ("worker", signal.SIGINT), ("learner", signal.SIGTERM)]
+)
 def test_signal_ends_all_child_processes(
     where: str, number: signal.Signals, hosts: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from fairseq_resid.data.text import folder as data_folder
 from fairseq_resid.data.text import prepare
 from support import mirror
-from support.released import Released, record_of
+from support.preparing import Released, record_of
 
 pytestmark = pytest.mark.once
 

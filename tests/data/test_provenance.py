@@ -13,7 +13,7 @@ import pytest
 from fairseq_resid.data.text import prepare
 from fairseq_resid.data.text.fingerprints import Fingerprints
 from support import mirror
-from support.released import Released, other_text, record_of, unpack
+from support.preparing import Released, other_text, record_of, unpack
 
 pytestmark = pytest.mark.once
 
@@ -123,22 +123,6 @@ def test_archives_and_unpacked_files_give_same_reference(released: Released, tmp
     for out in ("data", "unpacked"):
         assert (tmp_path / out / "ref" / "test.de").read_text() == right
     assert record_of(tmp_path / "data")["round_trip"]["test"]["lost"]["normalizer"] == 1
-
-
-def test_checksum_reads_a_file_once(released: Released, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host, main = released
-    from fairseq_resid.data.text import fingerprints
-
-    read: list[str] = []
-    whole = fingerprints.describe
-    monkeypatch.setattr(fingerprints, "describe", lambda path: read.append(path.name) or whole(path))  # type: ignore
-    assert main("data", "--raw", host) == 0
-    assert sorted(read) == sorted(file.name for file in host.iterdir())
-    assert main("data", "--raw", host) == 0 and len(read) == 5  # nothing to do, so nothing is read
-    other_text(host, "training-parallel-commoncrawl.tgz")
-    assert main("data", "--raw", host, "--allow-other-data") == 2  # contains a different corpus
-    assert read[5:] == ["training-parallel-commoncrawl.tgz"]
-    assert main("data", "--raw", host, "--allow-other-data", "--verify") == 2 and len(read) == 11
 
 
 def test_changed_file_gets_a_new_fingerprint(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fairseq_resid.data.text import checks
 from fairseq_resid.data.text.folder import Overlap, PairCounts
 from fairseq_resid.files import read_lines
-from support.released import build, record_of
+from support.preparing import build, record_of
 
 pytestmark = pytest.mark.once
 

@@ -67,14 +67,6 @@ def test_loglevel_is_respected(variable: str | None, level: str, monkeypatch: py
     assert logging.getLevelName(root.level) == level
 
 
-def test_hydra_train_is_refused(tmp_path: Path) -> None:
-    flags = [f"common.user_dir={ROOT / 'fairseq_resid'}", "task=translation", f"task.data={tmp_path}"]
-    flags.append("model=transformer_lm/transformer_lm_gpt")  # 0.12.2 requires a model before it imports the user-dir
-    done = shell(BIN / "fairseq-hydra-train", *flags, f"hydra.run.dir={tmp_path}", "criterion=cross_entropy")
-    assert done.returncode != 0
-    assert "fairseq-hydra-train is not supported" in done.stdout + done.stderr
-
-
 def test_stock_baseline_decodes_left_padded_batches(stock_checkpoint: Path, generate: Command) -> None:
     """Stock fairseq 0.12.2 would crash in its BetterTransformer path. Batches of one sentence have no padding."""
     padded = generate(stock_checkpoint, "--gen-subset", "valid").hypotheses
@@ -88,11 +80,8 @@ def test_stock_baseline_decodes_left_padded_batches(stock_checkpoint: Path, gene
 @pytest.mark.parametrize(
     ("name", "absent"),
     [
-        ("fairseq_resid", ["fairseq", "torch", "numpy"]),
-        ("fairseq_resid.data.text.prepare", ["fairseq", "torch"]),
         ("fairseq_resid.data.text.custom", ["fairseq", "torch"]),
         ("fairseq_resid.connections", ["fairseq"]),
-        ("fairseq_resid.runs.plan", ["fairseq"]),
     ],
 )
 def test_importing_a_subpackage_loads_only_its_dependencies(name: str, absent: list[str]) -> None:
@@ -117,36 +106,6 @@ def test_package_imported_first_still_works_as_plugin() -> None:
     """fairseq loads USER_DIR/models only if the package has not been imported before."""
     done = shell(sys.executable, "-c", IMPORTED_FIRST, ROOT / "fairseq_resid")
     assert done.stdout.splitlines()[-1:] == ["transformer_sas_tiny 64 StandIn"], done.stderr
-
-
-IMPORT_ALONE = """
-import fairseq.trainer
-from fairseq import checkpoint_utils, options
-from fairseq.data import data_utils
-from fairseq.modules.transformer_layer import TransformerEncoderLayerBase as Layer
-import torch
-places = lambda: [
-    checkpoint_utils.torch, fairseq.trainer.Trainer.load_checkpoint, data_utils.batch_by_size, Layer.__init__,
-    options.parse_args_and_arch, fairseq.trainer.Trainer.train_step, torch.load,
-]
-before = places()
-from fairseq_resid import fairseq_patches
-assert places() == before, "importing fairseq_patches must not patch fairseq"
-fairseq_patches.apply()
-assert not any(now == then for now, then in zip(places()[:6], before)), "apply() does not patch one of these functions"
-print("applied")
-def function():
-    raise fairseq_patches.UserError("--flag 3: not allowed")
-function()
-"""
-
-
-def test_importing_patches_changes_nothing_and_user_errors_are_one_line() -> None:
-    done = shell(sys.executable, "-c", IMPORT_ALONE, ROOT / "fairseq_resid")
-    assert done.stdout.splitlines()[-1:] == ["applied"], done.stderr
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "fairseq_resid: error: --flag 3: not allowed"
-    assert "Traceback" not in done.stderr
 
 
 def test_command_line_mistake_is_a_one_line_error(corpus: Path, tmp_path: Path) -> None:

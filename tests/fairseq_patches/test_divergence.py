@@ -15,9 +15,7 @@ from conftest import STOCK
 
 Command = Callable[..., Any]
 
-NORM_FREE = {"xskip": "--residual xskip_ln"} | dict.fromkeys(
-    ["highway", "shortcut_gate", "linear_shortcut", "dropout_shortcut"], "--residual-norm layer"
-)
+NORM_FREE = {"xskip": "--residual xskip_ln", "highway": "--residual-norm layer"}
 DIVERGED = "fairseq_resid: error: training diverged at update"
 
 
@@ -44,9 +42,8 @@ def test_divergence_without_norm_names_structure_and_remedy(name: str, train: Co
 @pytest.mark.parametrize(
     "flags",
     [
-        *(["--residual", name] for name in ("post_ln", "pre_ln", "xskip_ln", "wskip_ln", "rskip_ln", "sas")),
+        ["--residual", "post_ln"],
         ["--residual", "highway", "--residual-norm", "layer"],
-        ["--arch", "transformer_sas_tiny"],
         STOCK,
     ],
     ids=" ".join,
@@ -62,7 +59,7 @@ def test_divergence_in_16_bits_gives_the_same_error(flags: str, train: Command, 
     assert "use --residual xskip_ln" in diverge(train, tmp_path, "--residual", "xskip", "--lr", 10, *flags.split())
 
 
-@pytest.mark.parametrize("other", [math.nan, math.inf, 1e4])
+@pytest.mark.parametrize("other", [math.nan, 1e4])
 def test_gradient_check_between_gpus_reports_divergence(
     other: float, train: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

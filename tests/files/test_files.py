@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -80,36 +79,12 @@ def test_records_are_typed(tmp_path: Path) -> None:
     assert records.read_if_there(tmp_path / "none.json", Known) is None
 
 
-@pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (b"{", "Input data was truncated"),
-        (b"", "Input data was truncated"),
-        (b"[]", "Expected `object`, got `array`"),
-        (b"{}", "Object missing required field `name`"),
-        (b'{"name": 1}', "Expected `str`, got `int` - at `name`"),
-        (b'{"name": "x", "sizes": {"a": "b"}}', "Expected `int`, got `str` - at `sizes[...]`"),
-        (b'{"name": "\xff"}', "invalid"),
-    ],
-)
-def test_damaged_record_names_its_field(content: bytes, said: str, tmp_path: Path) -> None:
+def test_damaged_record_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "known.json"
-    file.write_bytes(content)
-    with pytest.raises(ValueError) as caught:
+    file.write_text('{"name": 1}')
+    with pytest.raises(ValueError, match=r"known\.json: damaged, .*Expected `str`, got `int` - at `name`"):
         records.read(file, Known, "the command")
-    assert str(caught.value).startswith(f"{file}: damaged, or not written by the command: ")
-    assert said.lower() in str(caught.value).lower() and "\n" not in str(caught.value)
     assert records.remembered(file, Known) is None
-
-
-def test_yaml_records_are_typed_too(tmp_path: Path) -> None:
-    file = tmp_path / "known.yaml"
-    file.write_text("name: x\nsizes: {a: 1}\n")
-    assert records.read(file, Known) == Known("x", {"a": 1})
-    for content in ("name: [", "sizes: 1", "- x"):
-        file.write_text(content)
-        with pytest.raises(ValueError, match=r"known\.yaml: "):
-            records.read(file, Known)
 
 
 class Scalars(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,9 +96,7 @@ class Scalars(msgspec.Struct, forbid_unknown_fields=True):
     flag: bool = False
 
 
-@pytest.mark.parametrize(
-    "text", ["no", "on", "off", "yes", "y", "1:30", "1_000", "0x10", "010", "2026-01-01", "<<", "="]
-)
+@pytest.mark.parametrize("text", ["no", "on", "1:30", "1_000", "010", "2026-01-01"])
 def test_yaml_text_without_quotes_stays_text(tmp_path: Path, text: str) -> None:
     """YAML 1.1, which PyYAML reads, has other values for all of these; `no` is the code of Norwegian."""
     file = tmp_path / "s.yaml"
@@ -135,58 +108,34 @@ def test_yaml_text_without_quotes_stays_text(tmp_path: Path, text: str) -> None:
             records.read(file, Scalars)
 
 
-@pytest.mark.parametrize("text", ["1e-3", "1.0e-3", ".001", "0.001", "+1E-03"])
+@pytest.mark.parametrize("text", ["1e-3", "1.0e-3", "0.001"])
 def test_yaml_number_in_any_notation_is_a_number(tmp_path: Path, text: str) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(f"number: {text}\neither: {text}\n")
     assert records.read(file, Scalars) == Scalars(number=0.001, either=0.001)
 
 
-@pytest.mark.parametrize("text", ["true", "1", "1e5", "0.5", ".inf"])
+@pytest.mark.parametrize("text", ["true", "1e5"])
 def test_yaml_text_that_needs_quotes_is_reported(tmp_path: Path, text: str) -> None:
     file = tmp_path / "s.yaml"
-    for content, place in ((f"text: {text}", "at `text`"), (f"flags: {{x: {text}}}", "at `flags[...]`")):
-        file.write_text(content)
-        with pytest.raises(ValueError) as caught:
-            records.read(file, Scalars)
-        assert re.fullmatch(
-            rf"{re.escape(str(file))}: Expected `str`, got `\w+` - {re.escape(place)}; put the text in quotes",
-            str(caught.value),
-        )
+    file.write_text(f"text: {text}")
+    with pytest.raises(ValueError, match=r"s\.yaml: Expected `str`, got `\w+` - at `text`; put the text in quotes"):
+        records.read(file, Scalars)
     file.write_text(f"text: '{text}'\n")
     assert records.read(file, Scalars) == Scalars(text)
 
 
-@pytest.mark.parametrize("content", ["text: a\ntext: b", "flags:\n  x: a\n  y: b\n  'x': c", "flags: {x: a, x: a}"])
-def test_yaml_key_that_is_given_twice_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "s.yaml").write_text(content)
+def test_yaml_key_that_is_given_twice_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("flags:\n  x: a\n  y: b\n  'x': c")
     with pytest.raises(ValueError, match=r"s\.yaml: line [124]: (text|x) is given twice$"):
         records.read(tmp_path / "s.yaml", Scalars)
 
 
-class Part(msgspec.Struct, forbid_unknown_fields=True):
-    size: int = 0
-
-
-class Whole(msgspec.Struct, forbid_unknown_fields=True):
-    name: str = ""
-    parts: tuple[Part, ...] = ()
-    named: dict[str, Part] = {}
-    maybe: Part | None = None
-
-
-def test_unknown_field_of_a_yaml_file_is_reported_with_the_allowed_ones(tmp_path: Path) -> None:
-    file = tmp_path / "whole.yaml"
-    for content, said in (
-        ("nam: x", "unknown field `nam`; allowed fields: name, parts, named, maybe"),
-        ("parts: [{sise: 1}]", "unknown field `sise` - at `parts[0]`; allowed fields: size"),
-        ("named: {x: {sise: 1}}", "unknown field `sise` - at `named[...]`; allowed fields: size"),
-        ("maybe: {sise: 1}", "unknown field `sise` - at `maybe`; allowed fields: size"),
-    ):
-        file.write_text(content)
-        with pytest.raises(ValueError) as caught:
-            records.read(file, Whole)
-        assert str(caught.value) == f"{file}: Object contains {said}"
+def test_unknown_field_of_a_yaml_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("txt: x")
+    with pytest.raises(ValueError, match="unknown field `txt`; allowed fields: text, number"):
+        records.read(file, Scalars)
 
 
 def test_missing_record_names_the_command_that_writes_it(tmp_path: Path) -> None:

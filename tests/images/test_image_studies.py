@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fairseq_resid.__main__ import main
 from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring import kinds
 from fairseq_resid.scoring.images import Answer, answers_file, write_answers
@@ -58,13 +57,3 @@ def test_image_study_runs_end_to_end(recipe: Path, tmp_path: Path) -> None:
     assert "| recipe | recursive |" in page and "BLEU" not in page
     assert (tmp_path / "farm" / "recipe.plain.seed1" / "analysis" / "analysis.json").is_file()
     assert not (tmp_path / "farm" / "recipe.plain.seed2" / "analysis").exists()
-
-
-def test_measure_of_another_task_is_refused(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
-    file = tmp_path / "farm.yaml"
-    file.write_text(
-        f"title: Farm\nrecipe: {recipe}\nmeasure: NLL\nflags: --arch preact_resnet20\nbaseline: plain\n"
-        "arms: {plain: --residual xskip}\nplan: [{setting: recipe, arms: [plain], seeds: 1}]\n"
-    )
-    assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 2
-    assert "measure: NLL: the recipe's task is image_classification; its measure is error" in capsys.readouterr().err

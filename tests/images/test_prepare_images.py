@@ -120,17 +120,16 @@ def test_folder_is_stored_pixel_by_pixel(by_classes: Path, made: Path) -> None:
             np.testing.assert_array_equal(image, read_png(path))
 
 
-@pytest.mark.parametrize("chunk", [1, 4, 250])
 def test_number_of_workers_does_not_change_images(
-    chunk: int, by_classes: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    by_classes: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(by_class, "CHUNK_IMAGES", chunk)
+    monkeypatch.setattr(by_class, "CHUNK_IMAGES", 4)
     out = tmp_path / "animals"
     assert main("custom", out, "--raw", by_classes, "--valid", 3, "--workers", 2) == 0
     assert content(out) == content(made)
 
 
-@pytest.mark.parametrize("name", ["raw.tar.xz", "raw.tar.gz", "raw.tar", "raw.zip"])
+@pytest.mark.parametrize("name", ["raw.tar.xz", "raw.zip"])
 def test_archive_of_a_folder_gives_same_data(name: str, by_classes: Path, made: Path, tmp_path: Path) -> None:
     files = sorted(file for file in by_classes.rglob("*") if file.is_file())
     random.Random(1).shuffle(files)
@@ -157,7 +156,7 @@ def test_cifar10_from_image_files_is_not_the_release(tmp_path: Path, capsys: Cap
     assert "not verified (no known checksum): train, test\n" in said
 
 
-@pytest.mark.parametrize("mode, suffix", [("RGB", "bmp"), ("L", "png"), ("1", "png"), ("P", "gif"), ("RGBA", "png")])
+@pytest.mark.parametrize("mode, suffix", [("L", "png"), ("P", "gif"), ("RGBA", "png")])
 def test_every_image_becomes_rgb(mode: str, suffix: str, tmp_path: Path) -> None:
     raw = mirror.images(tmp_path / "raw", ("cat", "dog", "emu"))
     path = raw / "train" / "cat" / "0000.png"
@@ -219,14 +218,3 @@ def test_custom_folder_holds_out_a_tenth_by_default(tmp_path: Path) -> None:
     raw = mirror.images(tmp_path / "raw", ("a", "b"), 15, 1)
     assert main("custom", tmp_path / "data", "--raw", raw) == 0
     assert record_of(tmp_path / "data")["counts"] == {"train": 27, "valid": 3, "test": 2}
-
-
-def test_link_within_the_folder_is_followed(by_classes: Path, made: Path, tmp_path: Path) -> None:
-    raw = tmp_path / "raw"
-    shutil.copytree(by_classes, raw)
-    path = raw / "train" / "cat" / "0001.png"
-    path.rename(raw / "kept.png")
-    path.symlink_to("../../kept.png")
-    (tmp_path / "link").symlink_to(raw)
-    assert main("custom", tmp_path / "animals", "--raw", tmp_path / "link", "--valid", 3) == 0
-    assert content(tmp_path / "animals", "images.json") == content(made, "images.json")

@@ -16,8 +16,9 @@ from support.structures import spec
 pytestmark = pytest.mark.once
 
 
-@pytest.mark.parametrize("autocast", [False, True], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("encoder", "decoder"), [(24, 24), (6, 18)], ids=["24+24", "6+18"])
+@pytest.mark.parametrize(
+    ("encoder", "decoder", "autocast"), [(24, 24, False), (6, 18, True)], ids=["24+24 fp32", "6+18 bf16"]
+)
 @structures.over("residual", [name for name in structures.NAMES if spec(name).deep is not None])
 def test_deep_model_starts_with_finite_values(residual: str, encoder: int, decoder: int, autocast: bool) -> None:
     loss, gradient = start(residual, encoder, decoder, autocast, **spec(residual).deep)

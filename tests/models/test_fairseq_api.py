@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from fairseq.models.transformer import TransformerModel
 from fairseq.trainer import Trainer
 
 from fairseq_resid import connections
-from fairseq_resid.fairseq_patches import UserError
 from fairseq_resid.models import ResidualTransformerModel
 from support import structures
 from support.fairseq_models import ARCHS, archs, described, logits, pairs
@@ -69,26 +67,6 @@ def test_named_architecture_can_be_built_from_python(
     again = task.build_model(settings)
     assert vars(settings) == before
     assert list(again.state_dict()) == names and described(again) == found
-
-
-@pytest.mark.parametrize(
-    ("arch", "given", "said"),
-    [
-        (
-            "transformer_sas_tiny",
-            {"residual": "rskip_ln"},
-            "--residual rskip_ln: --arch transformer_sas_tiny always uses sas",
-        ),
-        ("transformer_sas_tiny", {"skip_lambda": 2}, "--skip-lambda 2: not an option of the residual sas"),
-        ("transformer_sas_tiny", PRE, "--encoder-normalize-before --decoder-normalize-before with --residual sas"),
-        ("transformer_resid_tiny", {"decoder_normalize_before": True}, "--decoder-normalize-before with"),
-    ],
-    ids=str,
-)
-def test_contradictions_in_python_are_refused(arch: str, given: dict[str, Any], said: str, corpus: Path) -> None:
-    args = options.get_args(str(corpus), arch=arch, **given)
-    with pytest.raises(UserError, match=re.escape(said)):
-        tasks.setup_task(args).build_model(args)
 
 
 @pytest.mark.parametrize(

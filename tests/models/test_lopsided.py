@@ -16,16 +16,6 @@ from support.structures import spec
 pytestmark = pytest.mark.once
 
 
-FLOATS = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-
-
-LAMBDAS: list[tuple[str, dict[str, Any]]] = [
-    *((name, {"skip_lambda": weight}) for name in ("rskip_ln", "xskip_ln") for weight in (1, 2, 4, 8)),
-    ("xskip_ln", {"skip_lambda": 0.5, "branch_scale": 8}),
-    *(("wskip_ln", {"wskip_init": start}) for start in (8, -8)),
-]
-
-
 def is_finite(start: tuple[float, float]) -> bool:
     """Return whether the loss and gradient of a new model are finite."""
     return all(0 < value < math.inf for value in start)
@@ -36,48 +26,24 @@ def test_deep_model_with_large_lambda_starts_with_finite_values(name: str) -> No
     assert is_finite(deep.start(name, 24, 24, False, torch.float16, skip_lambda=8))
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("dtype", FLOATS)
-def test_deep_models_start_with_finite_values(dtype: str) -> None:
-    """The weights themselves have the dtype that is tested; test_deep.py tests autocast."""
-    chosen = [*((name, options) for name in structures.NAMES if (options := spec(name).deep) is not None), *LAMBDAS]
-    for name, options in chosen:
-        assert is_finite(deep.start(name, 24, 24, False, FLOATS[dtype], **options)), (name, options)
-
-
-LOPSIDED = [(24, 2), (2, 24), (1, 1), (0, 1), (1, 0), (0, 0)]
-
-
-def check_lopsided(name: str, encoder: int, decoder: int, folder: Path) -> None:
-    """Check that a new model starts with finite values, and that a loaded copy of it gives the same results."""
-    options = spec(name).deep or {}
-    assert is_finite(deep.start(name, encoder, decoder, False, **options)), (name, encoder, decoder)
-    model = deep.build(name, encoder, decoder, **options).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.01 * torch.randn(parameter.shape)
-    torch.save(model.state_dict(), folder / "model.pt")
-    other = deep.build(name, encoder, decoder, **options).eval()
-    other.load_state_dict(torch.load(folder / "model.pt", weights_only=True))
-    words = torch.randint(4, 30, (2, 5), generator=torch.Generator().manual_seed(3))
-    with torch.no_grad():
-        first, second = (one(words, torch.full((2,), 5), words)[0] for one in (model, other))
-    assert torch.equal(first, second) and first.isfinite().all(), (name, encoder, decoder)
-
-
 @pytest.mark.parametrize(("encoder", "decoder"), [(5, 1), (1, 0)])
 @structures.each
 def test_lopsided_model_starts_with_finite_values_and_reloads(
     name: str, encoder: int, decoder: int, tmp_path: Path
 ) -> None:
-    check_lopsided(name, encoder, decoder, tmp_path)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("encoder", "decoder"), LOPSIDED)
-def test_all_lopsided_models_start_with_finite_values_and_reload(encoder: int, decoder: int, tmp_path: Path) -> None:
-    for name in structures.NAMES:
-        check_lopsided(name, encoder, decoder, tmp_path)
+    options = spec(name).deep or {}
+    assert is_finite(deep.start(name, encoder, decoder, False, **options))
+    model = deep.build(name, encoder, decoder, **options).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.01 * torch.randn(parameter.shape)
+    torch.save(model.state_dict(), tmp_path / "model.pt")
+    other = deep.build(name, encoder, decoder, **options).eval()
+    other.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
+    words = torch.randint(4, 30, (2, 5), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        first, second = (one(words, torch.full((2,), 5), words)[0] for one in (model, other))
+    assert torch.equal(first, second) and first.isfinite().all()
 
 
 @pytest.mark.parametrize(("encoder", "decoder"), [(24, 2), (2, 24), (1, 1)])

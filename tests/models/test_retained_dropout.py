@@ -12,7 +12,6 @@ import pytest
 import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.modules import FairseqDropout
 
 from support.fairseq_models import archs, built, logits, pairs, stock
@@ -81,31 +80,17 @@ BASES = [name + "Base" for name in LAYERS]
 
 @pytest.mark.parametrize(
     "names",
-    [
-        [],
-        STACKS,
-        STACKS[:1],
-        LAYERS,
-        STACKS + LAYERS,
-        BASES,
-        BASES[1:],
-        [*BASES, *STACKS, "MultiheadAttention"],
-        ["X"],
-        "TransformerDecoder",
-        "TransformerEncoder,TransformerDecoder",
-        "TransformerDecoderLayerBase",
-    ],
+    [[], STACKS[:1], STACKS + LAYERS, [*BASES, *STACKS, "MultiheadAttention"], "TransformerDecoderLayerBase"],
     ids=str,
 )
-@archs
-def test_retained_modules_equal_those_of_stock(arch: str, names: list[str] | str, corpus: Path) -> None:
+def test_retained_modules_equal_those_of_stock(names: list[str] | str, corpus: Path) -> None:
     """In Python, fairseq accepts a list; on the command line, it accepts a string and searches it for each name."""
     reference = stock(corpus)
     for module in reference.modules():
         if isinstance(module, FairseqDropout):
             module.p = 0.3
     reference.make_generation_fast_(retain_dropout=True, retain_dropout_modules=names)
-    args = options.get_args(str(corpus), arch=arch, **DROPPING)
+    args = options.get_args(str(corpus), arch="transformer_sas_tiny", **DROPPING)
     model = prepared(args, retain_dropout=True, retain_dropout_modules=names)
     assert kept(model) == kept(reference)
     assert bool(kept(model)) == any(name in names for name in [*STACKS, *BASES])
@@ -121,22 +106,12 @@ def test_our_class_names_retain_dropout_too(names: list[str], inside: str, corpu
     assert found and all(re.fullmatch(inside, name) and "attn" not in name for name in found)
 
 
-def test_nested_model_retains_dropout(corpus: Path) -> None:
-    """The inner model also retains dropout, because fairseq visits all modules and passes each module its name."""
-    _, model = built(options.get_args(str(corpus), arch="transformer_sas_tiny", **DROPPING))
-    outer = FairseqEncoderDecoderModel(model.encoder, model.decoder)
-    outer.inner = model
-    outer.make_generation_fast_(retain_dropout=True, retain_dropout_modules=STACKS)
-    assert kept(model) == {"encoder.dropout_module", "decoder.dropout_module"}
-
-
 @pytest.mark.parametrize(
     ("flags", "shortcuts"),
     [
         ({}, 0),
         ({"retain_dropout": True}, 10),
         ({"retain_dropout": True, "retain_dropout_modules": STACKS}, 0),
-        ({"retain_dropout": True, "retain_dropout_modules": BASES[:1]}, 4),
         ({"retain_dropout": True, "retain_dropout_modules": ["ResidualDecoderLayer"]}, 6),
     ],
     ids=str,

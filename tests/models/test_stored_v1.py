@@ -1,4 +1,4 @@
-"""Checkpoints of version 1.0.0 (stored/make_v1.py) give the same outputs, and training continues from them."""
+"""Checkpoints of version 1.0.0 give the same outputs, and training continues from them."""
 
 from __future__ import annotations
 

@@ -1,16 +1,20 @@
-"""Helpers for tests that run the data-prep scripts on mirrors with made-up text."""
+"""Preparation of small released and custom corpora, on mirrors with made-up text."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.data.text import prepare
+from fairseq_resid.data.text import custom, prepare
+from support import mirror
 
 ROOT = Path(__file__).resolve().parents[2]
+Released = tuple[Path, Callable[..., int]]
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -49,3 +53,23 @@ def command(hosts: dict[str, Path], out: Path) -> list[str]:
 
 def fail(*_: Any) -> None:
     raise ChildProcessError("fairseq-preprocess failed")
+
+
+def other_text(host: Path, name: str) -> None:
+    """Replace an official archive with an archive that has different text but the same number of lines."""
+    left, right = mirror.sides(mirror.pairs(120, ("en", "de"), 77))
+    mirror.archive(host / name, {"commoncrawl.de-en.de": right, "commoncrawl.de-en.en": left})
+
+
+def unpack(host: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for file in host.iterdir():
+        shutil.unpack_archive(file, folder)
+    return folder
+
+
+def build(raw: dict[str, Path], out: Path, *flags: object) -> int:
+    """Run `prepare custom` on texts, given as the prefix of each split."""
+    given = ["--name", "tiny", "--source", "en", "--target", "xx", "--vocab-size", "90", "--workers", "1"]
+    prefixes = [word for split, prefix in raw.items() for word in (f"--{split}", str(prefix))]
+    return custom.main([*given, *prefixes, "--out", str(out), *map(str, flags)])

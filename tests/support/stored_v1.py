@@ -1,4 +1,4 @@
-"""The files that version 1.0.0 made (stored/make_v1.py), and the measurements that are repeated on them.
+"""The files that version 1.0.0 made, and the measurements that are repeated on them.
 
 stored/v1/made.tar.xz contains, with paths relative to the folder in which every command was run:
 

@@ -51,3 +51,10 @@ def assert_same_state(file: Path, other: Path) -> None:
     for key, values in moments[0].items():
         for name, value in values.items():
             assert torch.equal(torch.as_tensor(value), torch.as_tensor(moments[1][key][name])), (key, name)
+
+
+def reopen(run: Path, done: int, end: int) -> None:
+    """Make a run that ended after `done` updates look like one that was stopped on its way to `end`."""
+    record = json.loads((run / "run.json").read_text())
+    record["command"] = [str(end) if word == str(done) else word for word in record["command"]]
+    (run / "run.json").write_text(json.dumps({**record, "finished": False}))

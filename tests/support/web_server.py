@@ -57,24 +57,11 @@ class Handler(BaseHTTPRequestHandler):
         size = len(CONTENT)
         if act.isdigit():
             self.send_error(int(act))
-        elif act == "chunks":
-            self.send_response(200)
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            self.wfile.write(b"ffff\r\n" + CONTENT[:0xFFFF] + b"\r\nffff\r\ncut off")
-            self.close_connection = True
         elif act == "page":
             page = b"<!DOCTYPE html>\n<html><body>Please log in</body></html>"
             self.answer(200, len(page), page, kind="text/html; charset=utf-8")
         elif act == "empty":
             self.answer(200, 0, b"")
-        elif act == "no length":  # the file ends when the connection closes
-            self.answer(200, None, CONTENT)
-        elif act == "no length, cut off":
-            self.answer(200, None, CONTENT[:50_000])
-        elif act == "huge":  # the server declares a huge length and sends nothing
-            self.answer(200, 10**12, b"")
-            self.rfile.read(1)
         else:
             start = int(requested.removeprefix("bytes=").rstrip("-")) if requested and self.server.honours_ranges else 0
             if start >= size:
