@@ -10,23 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-
-class Executor(Protocol):
-    """Starts runs, which are child processes or jobs, by name."""
-
-    def room(self) -> int:
-        """Return the number of runs that can be started now."""
-
-    def start(self, commands: Mapping[str, list[str]]) -> None:
-        """Start a command for each name."""
-
-    def ended(self) -> dict[str, int]:
-        """Return the exit codes of the runs that have ended since the last call."""
-
-    def stop(self) -> None:
-        """End all runs."""
+from typing import Any
 
 
 @dataclass
@@ -46,6 +30,7 @@ class LocalExecutor:
     running: dict[str, tuple[subprocess.Popen[bytes], int]] = field(default_factory=dict)
 
     def room(self) -> int:
+        """Return the number of runs that can be started now."""
         return self.slots - len(self.running)
 
     def start(self, commands: Mapping[str, list[str]]) -> None:
@@ -66,6 +51,7 @@ class LocalExecutor:
                 )
 
     def ended(self) -> dict[str, int]:
+        """Return the exit codes of the runs that have ended since the last call."""
         codes = {name: code for name, (child, _) in self.running.items() if (code := child.poll()) is not None}
         self.running = {name: one for name, one in self.running.items() if name not in codes}
         return codes

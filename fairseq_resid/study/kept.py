@@ -26,7 +26,7 @@ from typing import Any, Literal
 from .. import records
 from ..files import pack, replacing
 from ..runs import recipe
-from ..runs.run import Run, RunRecord, Scored
+from ..runs.run import Run, Scored
 from ..runs.training_command import PLACE_FLAGS, TrainingCommand
 from ..runs.training_log import SESSION, log_record
 from ..scoring import kinds
@@ -79,7 +79,8 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
         partial.mkdir(parents=True)
         record = run.read_record()
         if record is not None:
-            records.write(Run(partial).record, replace(record, command=command_without_paths(record)))
+            command = TrainingCommand.parse(record.command).without(PLACE_FLAGS).argv  # without local folders
+            records.write(Run(partial).record, replace(record, command=command))
         write_log(run, Run(partial))
         for path in run.files("results*.json"):
             shutil.copyfile(path, partial / path.name)
@@ -93,11 +94,6 @@ def keep_run(run: Run, note: Note, folder: Path) -> None:
         records.write(note_file(partial), note)
         if folder.exists():
             shutil.rmtree(folder)
-
-
-def command_without_paths(record: RunRecord) -> list[str]:
-    """Return the command of a training run without local folders."""
-    return TrainingCommand.parse(record.command).without(PLACE_FLAGS).argv
 
 
 def write_log(run: Run, into: Run) -> None:

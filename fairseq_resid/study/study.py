@@ -30,11 +30,12 @@ from ..console import say
 from ..files import last_lines, locked, read_lines, write_text
 from ..runs import devices, launch
 from . import archive, kept, plan, work
-from .executors import Executor, LocalExecutor, SubmititExecutor, group_gpus
+from .executors import LocalExecutor, SubmititExecutor, group_gpus
 from .kept import Note
 from .plan import Planned, Study
 from .work import StudyFolders
 
+Executor = LocalExecutor | SubmititExecutor
 POLL = 1.0  # seconds between checks on the running processes
 SHARED = 60.0  # seconds within which files of another machine become visible in a shared folder
 
@@ -61,12 +62,9 @@ class State:
     def seconds(self, run: Planned) -> float | None:
         """Estimate the duration of a run from similar finished runs; None if there are none."""
 
-        def alike(note: Note, what: tuple[str, ...]) -> bool:
-            return all(getattr(note.run, name) == getattr(run, name) for name in what)
-
         for what in (("setting", "arm", "is_tuning"), ("setting", "is_tuning"), ("is_tuning",), ()):
-            known = [note.seconds for note in self.notes.values() if note.seconds and alike(note, what)]
-            if known:
+            alike = [note for note in self.notes.values() if all(getattr(note.run, x) == getattr(run, x) for x in what)]
+            if known := [note.seconds for note in alike if note.seconds]:
                 return sum(known) / len(known)
         return None
 
@@ -87,10 +85,7 @@ class State:
 
 
 def read_state(study: Study, place: StudyFolders) -> State:
-    """Return the progress of a study.
-
-    Raises: see `kept.load_notes`.
-    """
+    """Return the progress of a study. Raises: see `kept.load_notes`."""
     notes = kept.load_notes(study, place.file, archive.runs_folder(place.kept))
     failures = {path.stem: "\n".join(read_lines(path)) for path in sorted(place.work.glob("failed/*.txt"))}
     return State(study, place, notes, {name: text for name, text in failures.items() if name not in notes})
@@ -254,14 +249,10 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
         say(f"{place.name}: computing results; finished runs: {len(state.notes)}")
         for path in write_results(state.study, place.file, state.notes, place.kept):
             say(path)
-    hopeless = [
-        where for where, choice in plan.choices(study, state.nll()).items() if not (choice.to_try or choice.best)
-    ]
-    for setting, arm in hopeless:
-        say(
-            f"{arm} in {setting}: diverges at every value of {study.tuning.flag if study.tuning else ''}",
-            file=sys.stderr,
-        )
+    choices = plan.choices(study, state.nll()).items()
+    hopeless = [f"{arm} in {setting}" for (setting, arm), one in choices if not (one.to_try or one.best)]
+    for where in hopeless:
+        say(f"{where}: diverges at every value of {study.tuning.flag if study.tuning else ''}", file=sys.stderr)
     for name, text in state.failed.items():
         say(f"{name}: failed: {text}; use --retry to try it again", file=sys.stderr)
     return 1 if state.failed or hopeless else 0

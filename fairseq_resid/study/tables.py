@@ -70,18 +70,12 @@ def mean_text(mean: Mapping[str, Any], digits: int) -> str:
 
 
 def effect_cells(comparison: Comparison, measure: str) -> list[str]:
-    """Return the cells of an effect: difference, interval, and p or the reason why it is missing."""
-    one, reason = comparison["effects"].get(measure), comparison["untested"]
+    """Return the cells of an effect: difference, interval, p or the reason why it is missing, smallest detectable."""
+    one, digits = comparison["effects"].get(measure), digits_of(measure)
+    p = f"none: {comparison['untested']}" if comparison["untested"] else probability(one["p"] if one else None)
     if one is None:
-        return ["", "", f"none: {reason}" if reason else ""]
-    digits = digits_of(measure)
-    p = f"none: {reason}" if reason else probability(one["p"])
-    return [f"{one['difference']:+.{digits}f}", interval(one, digits), p]
-
-
-def visible(comparison: Comparison, measure: str) -> str:
-    effect = comparison["effects"].get(measure)
-    return number(effect["visible"], f".{digits_of(measure)}f") if effect else ""
+        return ["", "", p, ""]
+    return [f"{one['difference']:+.{digits}f}", interval(one, digits), p, number(one["visible"], f".{digits}f")]
 
 
 def digits_of(measure: str) -> int:
@@ -116,13 +110,14 @@ def differences(results: Results, name: str) -> StudyTable:
     """Return the table of differences from the baseline in one measure."""
     is_main, rows = name == results["measure"], []
     for row in plots.compared(results):
-        cells = [*place(row), seeds_of(row["against"]), *effect_cells(row["against"], name)]
+        *shown, visible = effect_cells(row["against"], name)
+        cells = [*place(row), seeds_of(row["against"]), *shown]
         if is_main:
             cells += [probability(row["holm"]), f"{row['family']}" if row["family"] else ""]
         effect = row["against"]["effects"][name]
-        pooled = effect["pooled"]
-        cells += [visible(row["against"], name), interval(pooled, digits_of(name)) if pooled else ""]
-        rows.append([*cells, f"{pooled['freedom']}" if pooled else "", probability(effect["permutation"])])
+        pooled, permutation = effect["pooled"], probability(effect["permutation"])
+        cells += [visible, *((interval(pooled, digits_of(name)), f"{pooled['freedom']}") if pooled else ("", ""))]
+        rows.append([*cells, permutation])
     more = ("Holm p", "family size") if is_main else ()
     further = ("smallest detectable", "95% interval, pooled variance", "pooled df", "permutation p")
     headings = (*PLACE, "seeds (arm, baseline)", *EFFECT, *more, *further)
@@ -184,7 +179,7 @@ def interactions(results: Results) -> StudyTable:
     main, rows = results["measure"], []
     for one in results["interactions"]:
         cells = [one["arm"], at_of(one["at"]), f"{one['setting']} minus {one['than']}", seeds_of(one["comparison"])]
-        rows.append([*cells, *effect_cells(one["comparison"], main), visible(one["comparison"], main)])
+        rows.append([*cells, *effect_cells(one["comparison"], main)])
     title = f"Interactions: {main} differences between settings (p not corrected)"
     return StudyTable(title, ("arm", "at", "settings", "seeds", *EFFECT, "smallest detectable"), rows, 4)
 
@@ -193,7 +188,7 @@ def contrasts(results: Results) -> StudyTable:
     measures, rows = kinds.of_measure(results["measure"]).studied.measures, []
     for one in results["contrasts"]:
         first, *rest = [" minus ".join(pair) for pair in zip(one["groups"][::2], one["groups"][1::2], strict=True)]
-        effects = [cell for name in measures for cell in effect_cells(one["comparison"], name)]
+        effects = [cell for name in measures for cell in effect_cells(one["comparison"], name)[:3]]
         rows.append([f"({first}) minus ({rest[0]})" if rest else first, seeds_of(one["comparison"]), *effects])
     headings = ("groups", "seeds", *(heading for name in measures for heading in (name, *EFFECT[1:])))
     return StudyTable("Contrasts (p not corrected)", headings, rows, 2)

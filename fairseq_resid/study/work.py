@@ -9,7 +9,6 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from .. import fairseq_patches, records
 from ..cli import children
@@ -20,7 +19,6 @@ from ..runs import launch
 from ..runs import settings as evaluation_settings
 from ..runs.request import request
 from ..runs.run import Run, saved_at
-from ..scoring.task import ScoringJob
 from . import kept
 from .plan import Planned, Study, arguments, flags_of
 
@@ -75,7 +73,8 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
         try:
             launch.train(requested)
         except ChildProcessError:
-            if not has_diverged(folder):
+            # A loss or gradient that is not finite is a result.
+            if not any(fairseq_patches.DIVERGED in line for line in last_lines(folder.train_log, children.TAIL)):
                 raise
             outcome = "diverged"
         trained = time.monotonic()
@@ -93,7 +92,10 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
             except FloatingPointError:
                 note = replace(note, outcome="diverged")
         if note.outcome == "finished" and run.seed <= study.analyze and not run.is_tuning:
-            analyze(folder)
+            # The plots are not kept, because they can be redrawn from the numbers.
+            code = children.run([sys.executable, "-m", "fairseq_resid", "analyze", str(folder.path)])
+            if code:
+                raise ChildProcessError(f"fairseq-resid analyze {folder.path} failed with exit code {code}")
         seconds = folder.training_summary().train_seconds or trained - begun
         kept.keep_run(folder, replace(note, seconds=round(seconds + time.monotonic() - trained, 1)), target)
         if not weights:
@@ -101,18 +103,6 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
             folder.path.rename(unwanted)
             shutil.rmtree(unwanted)
     (place.work / f"{run.name}.lock").unlink(missing_ok=True)
-
-
-def has_diverged(run: Run) -> bool:
-    """Return whether a training run failed because its loss or gradient was not finite."""
-    return any(fairseq_patches.DIVERGED in line for line in last_lines(run.train_log, children.TAIL))
-
-
-def analyze(run: Run) -> None:
-    """Run `fairseq-resid analyze`. Its plots are not kept, because they can be redrawn from its numbers."""
-    code = children.run([sys.executable, "-m", "fairseq_resid", "analyze", str(run.path)])
-    if code:
-        raise ChildProcessError(f"fairseq-resid analyze {run.path} failed with exit code {code}")
 
 
 def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Note:
@@ -130,7 +120,9 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
         windows = tuple(window for window in study.windows if window[1] < trained)
         settings = replace(settings, epochs=windows, are_epochs_required=True)
     valid, *jobs = [job.find_job(folder.path, None, settings, subset, False) for subset in ("valid", *study.all_tests)]
-    nll = valid_nll(valid)
+    with valid.run.lock():
+        evaluate.make_averages(valid)
+        nll = {model.name: valid.task.nll(valid, model) for model in valid.models()}
     if not all(map(math.isfinite, nll.values())):
         raise FloatingPointError
     note = replace(note, valid=nll, parameters=valid.parameters)
@@ -142,10 +134,3 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     tests = {measure: study.tests_of(measure) for measure in task.studied.measures}
     scores = {model.name: task.studied.score_together(jobs, model.name, tests) for model in valid.models()}
     return replace(note, scores=scores)
-
-
-def valid_nll(valid: ScoringJob[Any]) -> dict[str, float]:
-    """Return the validation NLL of every model of a run."""
-    with valid.run.lock():
-        evaluate.make_averages(valid)
-        return {model.name: valid.task.nll(valid, model) for model in valid.models()}
