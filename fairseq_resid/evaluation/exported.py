@@ -45,7 +45,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
             progress.advance(len(encoded))
     bleu = translation_scores.bleu(hypotheses, corpus.references(subset), given.tokenize or corpus.tokenize)
     beside = of_run(record, subset, bleu.signature, corpus.path, translator.search)
-    return f"{folder} {subset}: BLEU {bleu.value:.2f}  {bleu.signature}  {beside}"
+    return f"{folder} {subset}: BLEU {bleu.score:.2f}  {bleu.signature}  {beside}"
 
 
 def of_run(record: Record, subset: str, signature: str, data: Path, search: Search) -> str:
