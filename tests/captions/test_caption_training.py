@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +21,6 @@ from support.trainings import reopen
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[2]
 Capture = pytest.CaptureFixture[str]
 tasks.register()
 
@@ -91,16 +88,15 @@ def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, train
 
 
 @pytest.mark.both
-def test_stock_generate_describes_each_image_once(data: Path, trained: list[Path], tmp_path: Path) -> None:
-    averaging.average(Run(trained[1]).numbered("update"), tmp_path / "averaged.pt")
-    command = [str(Path(sys.executable).with_name("fairseq-generate")), str(data), "--user-dir", "fairseq_resid"]
-    command += ["--task", "image_captioning", "--path", str(tmp_path / "averaged.pt"), "--gen-subset", "test"]
-    done = subprocess.run([*command, "--by-image", "--beam", "3", "--cpu"], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    found = re.findall(r"^D-(\d+)\t\S+\t(.*)$", done.stdout, re.MULTILINE)
-    assert sorted(int(number) for number, _ in found) == list(range(6))
+def test_stock_generate_describes_each_image_once(data: Path, trained: list[Path], cli: Any, tmp_path: Path) -> None:
+    averaged = tmp_path / "averaged.pt"
+    averaging.average(Run(trained[1]).numbered("update"), averaged)
+    flags = ["--task", "image_captioning", "--gen-subset", "test", "--by-image", "--beam", 3]
+    found = cli("fairseq-generate", data, "--path", averaged, *flags).lines("D")
+    assert sorted(found) == list(range(6))
     words = {row.split()[0] for row in (data / folder.DICTIONARY).read_text().splitlines()}
-    assert all(text and set(text.split()) <= words for _, text in found)
+    texts = [row.split("\t")[1] for row in found.values()]
+    assert all(text and set(text.split()) <= words for text in texts)
 
 
 def test_captions_are_refused_by_other_tasks(data: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -16,7 +16,7 @@ from fairseq_resid.models.captioning import RegionProjection
 from support import models
 from support.captioning_models import TASK, WIDTH, build, captions, images, logits
 from support.models import DICT, EOS, PAD, close
-from support.structures import each_variant
+from support.structures import each
 
 
 def test_projection_adds_features_and_box_with_area() -> None:
@@ -28,9 +28,9 @@ def test_projection_adds_features_and_box_with_area() -> None:
     close(projection(region.view(1, 1, -1))[0, 0], expected)
 
 
-@each_variant
-def test_padding_and_order_of_regions_change_nothing(name: str, options: dict[str, Any]) -> None:
-    model, previous = build(residual=name, **options), captions()
+@each
+def test_padding_and_order_of_regions_change_nothing(name: str) -> None:
+    model, previous = build(residual=name), captions()
     regions, lengths = images()
     together = logits(model, regions, lengths, previous)
     for row, length in enumerate(lengths.tolist()):
@@ -41,9 +41,9 @@ def test_padding_and_order_of_regions_change_nothing(name: str, options: dict[st
     close(logits(model, regions, lengths, previous), together)
 
 
-@each_variant
-def test_incremental_decoding_equals_the_whole_caption(name: str, options: dict[str, Any]) -> None:
-    model, previous, (regions, lengths) = build(residual=name, **options), captions(), images()
+@each
+def test_incremental_decoding_equals_the_whole_caption(name: str) -> None:
+    model, previous, (regions, lengths) = build(residual=name), captions(), images()
     whole = logits(model, regions, lengths, previous)
     state: dict[str, Any] = {}
     with torch.no_grad():
@@ -53,9 +53,9 @@ def test_incremental_decoding_equals_the_whole_caption(name: str, options: dict[
             close(now[:, -1], whole[:, step])
 
 
-@each_variant
-def test_every_parameter_learns(name: str, options: dict[str, Any]) -> None:
-    model = build(residual=name, **options).train()
+@each
+def test_every_parameter_learns(name: str) -> None:
+    model = build(residual=name).train()
     regions, lengths = images()
     previous = captions()
     target = torch.cat([previous[:, 1:], torch.full((3, 1), EOS)], dim=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +19,6 @@ pytestmark = [
     pytest.mark.once,  # needs only torch
     pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning"),
 ]
-ROOT = Path(__file__).resolve().parents[2]
 SHAPES = [(4, 2), (5, 3), (7, 3)]
 # A structure with each kind of state: x, x with gates, n streams, and values that accumulate.
 IN_EVERY_RUN = [("rskip_ln", None), ("sas", None), ("hyper", True), ("attn_residual", None)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from support.stacks import HERE, build, inputs, move
 from support.structures import each, each_variant, spec
 
 pytestmark = pytest.mark.once  # needs only torch
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.structures

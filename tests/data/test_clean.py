@@ -16,7 +16,6 @@ from support import mirror
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[2]
 LIMITS = clean.Limits(250, 1.5)
 PLAIN = (TextForm("en"), TextForm("de"))
 MOSES = (TextForm("en", "moses", True), TextForm("de", "moses", True))

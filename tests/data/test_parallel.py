@@ -21,8 +21,9 @@ from fairseq_resid.data.text import clean, parallel
 from fairseq_resid.data.text.folder import PairCounts
 from fairseq_resid.data.text.tokenise import tokenise
 from support import mirror
+from support.preparing import ROOT
 
-from .test_clean import BAD, MOSES, ROOT, run, write
+from .test_clean import BAD, MOSES, run, write
 
 pytestmark = pytest.mark.once
 

@@ -14,21 +14,13 @@ from support.preparing import Released, record_of
 pytestmark = pytest.mark.once
 
 
-def test_limit_of_cleaning_drops_pairs_or_is_refused(
-    released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_limit_of_cleaning_drops_pairs(released: Released, tmp_path: Path) -> None:
     host, main = released
     dropped = {}
     for out, flags in {"default": [], "short": ["--max-pieces", "14"]}.items():
         assert main(out, "--raw", host, *flags) == 0
         dropped[out] = record_of(tmp_path / out)["lines"]["train"]["dropped"]
     assert dropped["default"]["ratio"] > 0 and dropped["default"]["length"] == 0 < dropped["short"]["length"]
-    capsys.readouterr()
-    assert main("refused", "--raw", host, "--no-clean", "--max-pieces", "2") == 2
-    assert "--max-pieces 2: only has an effect with --clean" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main("refused", "--raw", host, "--max-pieces", "0")
-    assert "--max-pieces 0: must be 1 or more" in capsys.readouterr().err
 
 
 def test_profiles_prepare_text_as_other_projects_do(

@@ -123,7 +123,8 @@ def has_norm(name: str) -> bool:
 
 @pytest.mark.parametrize(
     ("norm", "name"),
-    [(norm, name) for norm in NORMS for name in allowed_structures() if norm == "layer" or has_norm(name)],
+    [(norm, name) for norm in ("layer", "batch") for name in allowed_structures() if norm == "layer" or has_norm(name)]
+    + [(norm, "rskip_ln") for norm in NORMS if norm not in ("layer", "batch")],
 )
 def test_every_structure_trains(name: str, norm: str) -> None:
     """Every parameter must get a gradient, because training on several GPUs would hang otherwise."""

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
+from fairseq_resid.__main__ import main
 from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring import kinds
 from fairseq_resid.scoring.images import Answer
 
 pytestmark = pytest.mark.once
-
-Capture = pytest.CaptureFixture[str]
 
 
 def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
@@ -51,9 +48,7 @@ def test_image_study_runs_end_to_end(recipe: Path, tmp_path: Path) -> None:
         "arms: {plain: --residual xskip, recursive: --residual rskip_ln}\ntests: {error: [test], NLL: [test, valid]}\n"
         "plan: [{setting: recipe, arms: [plain, recursive], seeds: 2}]\n"
     )
-    command = [sys.executable, "-m", "fairseq_resid", "study", str(file), "--work", str(tmp_path / "work")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 0
     page = (tmp_path / "farm" / "results.md").read_text()
     assert "## error minus the baseline's" in page and "Test sets: test, 40 images" in page
     assert "| recipe | recursive |" in page and "BLEU" not in page

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ from fairseq_resid import connections
 from fairseq_resid.models import ResidualTransformerModel
 from support import structures
 from support.fairseq_models import ARCHS, archs, described, logits, pairs
-
-Command = Callable[..., Any]
 
 PRE = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 GIVEN: list[Any] = [
