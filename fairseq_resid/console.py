@@ -4,6 +4,7 @@ printable    on a terminal, in a log, in a plot: on one line, control characters
 say          print such text, escaped; each argument is one line
 with_lines   an error with additional lines, such as the end of a log
 markdown     in a Markdown page, as plain text; code: as a code span
+signed       a difference with its sign
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ def printable(text: object) -> str:
     'red: \\\\x1b[31m'
     """
     return CONTROL.sub(_escaped, str(text))
+
+
+def signed(value: float, digits: int) -> str:
+    """Format a difference with its sign; zero is +0.00, never -0.00.
+
+    >>> signed(-0.004, 2), signed(-0.006, 2)
+    ('+0.00', '-0.01')
+    """
+    return f"{round(value, digits) + 0.0:+.{digits}f}"
 
 
 def say(*lines: object, file: TextIO | None = None) -> None:

@@ -19,7 +19,7 @@ from ..cli.frame import MissingPackage
 from .rows import Row
 
 CIDER = "CIDEr"
-INSTALL = 'run pip install "fairseq_resid[captioning]"'
+INSTALL = 'run pip install ".[fairseq,captioning]"'
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
+from ..console import signed
 from ..data.folders import FolderKind
 from ..runs.run import EVALUATE, Results, Run, Scored
 from ..runs.settings import Settings
@@ -355,7 +356,7 @@ class ExampleTask(Task[D]):
         baseline, rows = candidates[0], self.list_apart(candidates[:1])[1]
         for each in candidates[1:]:
             than = self.test(each, baseline)
-            tests = f"{than.difference:+.2f}", f"{than.low:+.2f} to {than.high:+.2f}", f"{than.p:.4f}"
+            tests = signed(than.difference, 2), f"{signed(than.low, 2)} to {signed(than.high, 2)}", f"{than.p:.4f}"
             rows.append(self.row(each, *tests))
         return rows, self.notes(baseline)
 

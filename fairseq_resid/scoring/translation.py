@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..cli import children
+from ..console import signed
 from ..data import folders
 from ..data.text import folder as text_folder
 from ..data.text.bleu import perfect
@@ -258,7 +259,7 @@ class Translation(TextTask[Corpus]):
         for candidate, test in zip(candidates, tested, strict=True):
             difference, p = "", ("baseline", "baseline")
             if rows:
-                difference = f"{test.score - tested[0].score:+.2f}"
+                difference = signed(test.score - tested[0].score, 2)
                 p = (f"{test.p_bootstrap:.4f}", f"{test.p_randomisation:.4f}")
             rows.append(self.row(candidate, difference, f"{test.mean:.2f} ± {test.half:.2f}", *p))
         results = candidates[0].results

@@ -136,7 +136,7 @@ class SubmititExecutor:
         try:
             import submitit
         except ImportError:
-            raise ValueError(f'--cluster {kind}: requires submitit; run pip install "fairseq_resid[cluster]"') from None
+            raise ValueError(f'--cluster {kind}: requires submitit; run pip install ".[fairseq,cluster]"') from None
         try:
             # A run may need several time slots: it resumes in the next one.
             self.executor = submitit.AutoExecutor(

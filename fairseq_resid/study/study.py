@@ -80,8 +80,8 @@ class State:
         if len(known) < len(missing) or not known:
             return count
         total = sum(known) + more * sum(known) / len(known)
-        hours = f"about {total / 3600:.1f} hours of running time, estimated from finished runs"
-        return f"{count}: {hours}; {clock(total / slots)} here"
+        hours = f"{total / 3600:.1f} hours" if total >= 3600 else f"{math.ceil(total / 60)} minutes"
+        return f"{count}: about {hours} of running time, estimated from finished runs; {clock(total / slots)} here"
 
 
 def read_state(study: Study, place: StudyFolders) -> State:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import records
 from ..console import markdown as escaped
+from ..console import signed
 from ..evaluation import layout
 from ..files import sha256, write_text
 from ..runs.training_log import EXPLODED, Explosion
@@ -61,7 +62,7 @@ def seeds_of(comparison: Comparison) -> str:
 
 
 def interval(effect: Mapping[str, Any], digits: int) -> str:
-    return "" if effect["low"] is None else f"[{effect['low']:+.{digits}f}, {effect['high']:+.{digits}f}]"
+    return "" if effect["low"] is None else f"[{signed(effect['low'], digits)}, {signed(effect['high'], digits)}]"
 
 
 def mean_text(mean: Mapping[str, Any], digits: int) -> str:
@@ -75,7 +76,7 @@ def effect_cells(comparison: Comparison, measure: str) -> list[str]:
     p = f"none: {comparison['untested']}" if comparison["untested"] else probability(one["p"] if one else None)
     if one is None:
         return ["", "", p, ""]
-    return [f"{one['difference']:+.{digits}f}", interval(one, digits), p, number(one["visible"], f".{digits}f")]
+    return [signed(one["difference"], digits), interval(one, digits), p, number(one["visible"], f".{digits}f")]
 
 
 def digits_of(measure: str) -> int:
@@ -209,7 +210,7 @@ def verdict(results: Results, row: Row) -> tuple[str, str]:
     if row["against"] is None:
         return "Not compared", row["arm"]
     difference = plots.main_effect(results, row)["difference"]
-    shown = f"{row['arm']} ({difference:+.{digits_of(results['measure'])}f}"
+    shown = f"{row['arm']} ({signed(difference, digits_of(results['measure']))}"
     if row["holm"] is None:
         return "Not tested", f"{shown}; {row['against']['untested'] or 'single seed'})"
     if row["holm"] >= LEVEL:

@@ -190,7 +190,7 @@ class Hdf5Features(FeatureSource):
             import h5py
         except ModuleNotFoundError:
             raise MissingPackage(
-                f'{path}: reading HDF5 requires h5py; run pip install "fairseq_resid[captioning]"'
+                f'{path}: reading HDF5 requires h5py; run pip install ".[fairseq,captioning]"'
             ) from None
         try:
             self.opened: Any = h5py.File(path, "r")
