@@ -155,8 +155,8 @@ def test_evaluate_shows_bleu_of_export_and_of_its_run(
     records.write(tmp_path / "run" / "results.json", results)
     assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
     beside = capsys.readouterr().out
-    assert f"out test: BLEU {bleu.value:.2f}  {bleu.signature}  (fairseq, " in beside
-    assert f"checkpoint_last.pt of run: {bleu.value:.2f})" in beside
+    assert f"out test: BLEU {bleu.score:.2f}  {bleu.signature}  (fairseq, " in beside
+    assert f"checkpoint_last.pt of run: {bleu.score:.2f})" in beside
     greedy = dataclasses.replace(results, decoding={**decoding, "beam": "1"})
     records.write(tmp_path / "run" / "results.json", greedy)
     assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
