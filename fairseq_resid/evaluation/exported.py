@@ -78,7 +78,7 @@ def of_run(record: Record, subset: str, signature: str, data: Path, search: Sear
     if any(reasons.values()):
         return f"(not compared with the run: {', '.join(reason for reason, holds in reasons.items() if holds)})"
     shown = "" if results.signature == signature else f"  {results.signature}"
-    return f"(fairseq, {record.checkpoint} of {run.name}: {getattr(results.bleu, model):.2f}{shown})"
+    return f"(fairseq, {record.checkpoint} of {run.name}: {results.bleu[model]:.2f}{shown})"
 
 
 def is_same_folder(data: Path, said: Path) -> bool:
