@@ -5,12 +5,13 @@ from __future__ import annotations
 import bz2
 import gzip
 import shutil
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fairseq_resid.data import extract
+from fairseq_resid.data import extract, unpacking
 from fairseq_resid.data.unpacking import Damaged
 from support import mirror
 
@@ -193,3 +194,28 @@ def test_damaged_compressed_text_is_reported(tmp_path: Path) -> None:
         with pytest.raises(Damaged, match=r"a\.en\.gz: damaged or truncated"):
             extract.convert(tmp_path / "a.en.gz", "a.en.gz", tmp_path / "out")
         assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["a.tgz", "a.zip", "nested.tar"])
+def test_archive_that_unpacks_to_too_much_is_refused(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zeros = bytes(20_000_000)
+    member = "a.en.gz" if name == "nested.tar" else "a.en"
+    mirror.archive(tmp_path / name, {member: gzip.compress(zeros) if name == "nested.tar" else zeros})
+    assert out_of(tmp_path / name, [member], tmp_path / "out") == {member: zeros}
+    monkeypatch.setattr(unpacking, "UNPACKED_BYTES", 1 << 20)
+    with pytest.raises(ValueError, match=rf"{name}: unpacks to over .* --raw"):
+        out_of(tmp_path / name, [member], tmp_path / "none")
+    assert list((tmp_path / "none").iterdir()) == []
+
+
+@pytest.mark.parametrize("name, kind", [("../evil", tarfile.REGTYPE), ("link", tarfile.SYMTYPE)])
+def test_only_regular_files_below_the_folder_are_unpacked(tmp_path: Path, name: str, kind: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname = kind, "../outside"
+    with tarfile.open(tmp_path / "a.tgz", "w:gz") as file:
+        file.addfile(member)
+    with pytest.raises(ValueError, match=rf"a\.tgz: member '{name}' "):
+        extract.unpack(tmp_path / "a.tgz", tmp_path / "all")
+    assert list((tmp_path / "all").iterdir()) == [] and not (tmp_path / "evil").exists()

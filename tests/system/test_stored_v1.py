@@ -1,4 +1,4 @@
-"""Folders and files of version 1.0.0 (stored/make_v1.py) can still be used: runs, data, exports, YAML."""
+"""Folders and files of version 1.0.0 can still be used: runs, data, exports, YAML."""
 
 from __future__ import annotations
 

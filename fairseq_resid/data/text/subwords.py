@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import redirect_stderr
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from itertools import islice
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -94,6 +95,8 @@ def learn(
     if quiet.is_verbose():
         say(f"  {kind}: {' '.join(f'{key}={value}' for key, value in settings.items())}")
     # Learn in a separate process, because Python would not handle Ctrl-C during the minutes that the library takes.
+    # Load the library first: a forked process would wait forever for a lock that another thread held at that moment.
+    import_module(kind)
     receiver, sender = context().Pipe(duplex=False)
     process = context().Process(target=_learn, args=(sender, LEARNERS[kind], files, pairs, settings))
     received: int | bytes = 0
