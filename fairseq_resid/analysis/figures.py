@@ -75,7 +75,7 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
     passes = 4 + len(everything) * ablate
 
     def text() -> Any:
-        return task.analysed.batches(loaded, subset, chosen, max_tokens)
+        return task.batches(loaded, subset, chosen, max_tokens)
 
     settle_statistics(initial, text())
     with Progress(f"{loaded.run.path}: reading {len(chosen):,} {task.words.examples}", passes, "times") as progress:
@@ -127,7 +127,7 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
         data=str(loaded.data),
         subset=subset,
         sentences=len(chosen),
-        is_whole=len(chosen) == int(task.analysed.fits(loaded, subset).sum()),
+        is_whole=len(chosen) == int(task.fits(loaded, subset).sum()),
         tokens=tokens,
         nll=nll,
         start_nll=start_nll,

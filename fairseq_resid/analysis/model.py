@@ -56,8 +56,8 @@ def choose_examples(loaded: Loaded, subset: str, count: int, notes: list[str] | 
     Raises: ValueError if the data folder does not contain the subset, or if all its examples are too long.
     """
     task = kinds.of_checkpoint(loaded.cfg)
-    task.analysed.load(loaded, subset)
-    is_fitting = task.analysed.fits(loaded, subset)
+    task.load_examples(loaded, subset)
+    is_fitting = task.fits(loaded, subset)
     fitting, size = np.flatnonzero(is_fitting), len(is_fitting)
     if not len(fitting):
         raise ValueError(f"{loaded.data}: {subset}: every {task.words.example} is too long for the model")

@@ -33,6 +33,7 @@ from ..cli.progress import Progress
 from ..console import say
 from ..fairseq_patches import check_finite, dictionaries, load_checkpoint
 from ..files import replacing, sha256, zip_damage
+from ..runs import settings
 from ..runs.run import Numbering, Run, saved_at
 from ..runs.trained_on import num_updates, setting
 
@@ -134,7 +135,6 @@ def _check_same(layouts: dict[Path, Layout]) -> None:
 
 
 def _model_config(state: dict[str, Any]) -> Any:
-    """Return the config of a checkpoint's model."""
     config = setting(state["cfg"], "model") if state.get("cfg") else state.get("args")
     return argparse.Namespace(**config) if isinstance(config, dict) else config
 
@@ -240,22 +240,15 @@ def average(paths: Sequence[Path], output: Path) -> None:
     "checkpoint_last.pt are ignored. The result has no optimizer state.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Run `fairseq-resid average`."""
     add = parser.add_argument
     add("--inputs", nargs="+", type=Path, required=True, metavar="DIR|FILE", help="a run folder, or checkpoint files")
-    add(
-        "--last",
-        type=frame.integer(1),
-        metavar="N",
-        help="average the last N numbered checkpoints of the folder (default 10)",
-    )
-    add("--by", choices=("epoch", "update"), help="average checkpointN.pt (epoch) or checkpoint_E_U.pt (update)")
+    settings.add_averaging_flags(parser)
     add("--output", type=Path, required=True, metavar="FILE", help="file to write")
     dictionaries.add_flag(parser)
     options = parser.parse_args(argv)
     inputs: list[Path] = options.inputs
     if len(inputs) == 1 and inputs[0].is_dir():
-        inputs = last_checkpoints(inputs[0], 10 if options.last is None else options.last, options.by)
+        inputs = last_checkpoints(inputs[0], options.last or settings.LAST, options.by)
     elif options.last is not None or options.by is not None:
         raise ValueError("--last and --by: only allowed if --inputs is a folder; otherwise all files are averaged")
     if options.output.exists() and TRAINED.fullmatch(options.output.name):

@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from ..cli import frame
+from ..cli.progress import clock
 from ..console import code, markdown
 from ..runs.run import EVALUATE, Hardware, Results, Run, RunRecord
 from ..runs.training_log import TrainingSummary
@@ -34,7 +34,6 @@ def card_of(run: Run) -> str:
 
 
 def subset_of(file: Path) -> str:
-    """Return the subset whose results a file contains."""
     return file.name.removeprefix("results").removesuffix(".json").removeprefix(".") or "test"
 
 
@@ -89,7 +88,7 @@ def trained(training: TrainingSummary) -> str:
     updates = "not recorded" if training.num_updates is None else f"{training.num_updates:,} updates"
     if training.num_updates is not None and training.started_at:
         updates += f", {training.num_updates - training.started_at:,} of them in this run"
-    return updates + (f", {timedelta(seconds=round(seconds))}, {speed:,.0f} {unit}/s" if seconds and speed else "")
+    return updates + (f", {clock(seconds)}, {speed:,.0f} {unit}/s" if seconds and speed else "")
 
 
 def amount(value: int | str) -> str:
@@ -109,7 +108,6 @@ def machine(hardware: Hardware) -> str:
 
 
 def scores(subsets: Sequence[Results]) -> list[str]:
-    """Return a table of all scores of all subsets."""
     names = {"averaged": "average"}
 
     def cell(text: str) -> str:
@@ -136,7 +134,6 @@ def scores(subsets: Sequence[Results]) -> list[str]:
 
 @frame.command("card", "Print the cards of evaluated runs: model, data, training and every score.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Run `fairseq-resid card`."""
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help=f"a run folder that {EVALUATE} has scored")
     options = parser.parse_args(argv)
     print("\n".join([card_of(Run(path)) for path in options.runs]), end="")

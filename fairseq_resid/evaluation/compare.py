@@ -17,42 +17,38 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from ..cli import frame
-from ..data.text.bleu import TOKENIZERS
 from ..runs.run import EVALUATE, Results, Run, distinct_names
 from ..scoring import kinds
 from ..scoring.task import LAST, Candidate, TableRows, Task
 from . import layout
 
-LEFT = 2  # columns of text
+
+def read_results(path: Path, subset: str = "test", data: Path | None = None, tokenize: str | None = None) -> Results:
+    """Read the results of fairseq-resid evaluate from a run folder.
+
+    tokenize: score the translations again with this tokeniser of sacrebleu; data: their data folder
+    Raises: ValueError or FileNotFoundError naming the missing or damaged file.
+    """
+    run = Run(path)
+    results = run.read_results(subset)
+    if tokenize:
+        results = kinds.of_results(results).with_tokenizer(run, results, tokenize, data)
+    return results
 
 
 def read_candidate(
     path: Path, model: str, subset: str, data: Path | None = None, tokenize: str | None = None
 ) -> Candidate:
-    """Read the results of fairseq-resid evaluate from a run folder; `model` is ignored by tasks without averages.
+    """Read the results and the outputs of a model of a run; `model` is ignored by tasks without averages.
 
-    tokenize: score the translations again with this tokeniser of sacrebleu
-    Raises: ValueError or FileNotFoundError naming the file that is missing or damaged, or that does not match the
-    results.
+    Raises: as `read_results`, and ValueError naming the file whose outputs do not match the results.
     """
-    run = Run(path)
-    results = run.read_results(subset)
+    run, results = Run(path), read_results(path, subset, data, tokenize)
     task = kinds.of_results(results)
     model = model if task.has_averages else LAST
-    if tokenize:
-        results = task.with_tokenizer(run, results, tokenize, data)
-    return Candidate(
-        path,
-        results,
-        task,
-        model,
-        *task.read_outputs(run, subset, results, model, data),
-        *run.setting_and_seed(),
-        run.name,
-    )
+    score, outputs = task.read_outputs(run, subset, results, model, data)
+    return Candidate(path, results, task, model, score, outputs, run.name)
 
 
 def with_distinct_names(candidates: Sequence[Candidate]) -> list[Candidate]:
@@ -63,19 +59,34 @@ def with_distinct_names(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def check_comparable(candidates: Sequence[Candidate]) -> None:
     """Raise ValueError naming two runs and their difference if their scores cannot be compared."""
+    one_task({each.path: each.results for each in candidates})
     for other in candidates[1:]:
         candidates[0].task.check_comparable(candidates[0], other)
 
 
+def one_task(by_path: Mapping[Path, Results]) -> Task[Any]:
+    """Return the task that all results belong to.
+
+    Raises: ValueError naming two runs of different tasks.
+    """
+    found = {kinds.of_results(results).folder.content: path for path, results in by_path.items()}
+    if len(found) > 1:
+        (mine, first), (theirs, second), *_ = sorted(found.items())
+        raise ValueError(f"{first} and {second} cannot be compared: a model of {mine} and a model of {theirs}")
+    return kinds.of_results(next(iter(by_path.values())))
+
+
 def seeds(candidates: Sequence[Candidate]) -> list[str]:
     """Return a line for every group of runs that differ only by seed."""
-    groups: dict[str, list[Candidate]] = {}
+    groups: dict[str, list[tuple[str, Candidate]]] = {}
     for candidate in candidates:
-        groups.setdefault(candidate.setting, []).append(candidate)
+        setting, seed = Run(candidate.path).setting_and_seed()
+        groups.setdefault(setting, []).append((seed, candidate))
     lines = []
-    for group in groups.values():
+    for alike in groups.values():
+        group = [candidate for _, candidate in alike]
         names = ", ".join(each.name for each in group)
-        if len({each.seed for each in group}) < len(group):
+        if len({seed for seed, _ in alike}) < len(group):
             lines.append(f"{names}: same settings, but at least two have the same seed; no spread over seeds is shown")
         elif len(group) > 1:
             task, results = group[0].task, group[0].results
@@ -84,19 +95,11 @@ def seeds(candidates: Sequence[Candidate]) -> list[str]:
     return lines
 
 
-def one_task(by_path: Mapping[Path, Results], what: str) -> Task[Any]:
-    """Return the task that all results belong to.
-
-    what: template of the error message, with the fields {first}, {first_content}, {second}, {second_content}
-    Raises: ValueError if the results belong to different tasks.
-    """
-    found = {kinds.of_results(results).folder.content: path for path, results in by_path.items()}
-    if len(found) > 1:
-        (first_content, first), (second_content, second), *_ = sorted(found.items())
-        raise ValueError(
-            what.format(first=first, first_content=first_content, second=second, second_content=second_content)
-        )
-    return kinds.of_results(next(iter(by_path.values())))
+def tested(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows, list[str]]:
+    """Return headings, rows and notes for comparable runs, tested against the first one."""
+    task = candidates[0].task
+    rows, notes = task.compare(candidates)
+    return task.headings, rows, [*notes, *seeds(candidates)]
 
 
 @frame.command(
@@ -106,7 +109,6 @@ def one_task(by_path: Mapping[Path, Results], what: str) -> Task[Any]:
     "only by seed are grouped, with mean ± standard deviation.",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Run `fairseq-resid compare`."""
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="evaluated run folders; the first is the baseline")
     add(
@@ -116,38 +118,11 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         help="model to compare (default averaged); for image models always the last checkpoint",
     )
     add("--subset", default="test", help="subset of the data (default test)")
-    add("--data", type=Path, help="data folder (default: the one named in the results)")
-    add("--tokenize", choices=TOKENIZERS, help="score again with this tokeniser of sacrebleu (default: as evaluated)")
-    add("--markdown", action="store_true", help="print Markdown")
+    layout.add_flags(parser)
     options = parser.parse_args(argv)
     if len(options.runs) < 2:
         parser.error(f"{len(options.runs)} run: must be at least two")
-    headings, rows, notes = compared(options.runs, options.model, options.subset, options.data, options.tokenize)
-    if options.markdown:
-        print(layout.markdown(headings, rows, notes, LEFT), end="")
-    else:
-        layout.show(headings, rows, notes, LEFT, Console(highlight=False))
-
-
-def compared(
-    paths: Sequence[Path], model: str, subset: str, data: Path | None, tokenize: str | None = None
-) -> tuple[tuple[str, ...], TableRows, list[str]]:
-    """Return headings, rows and notes for evaluated runs; the first run is the baseline.
-
-    Raises: ValueError or FileNotFoundError naming the runs that cannot be compared, or the missing or damaged file.
-    """
-    results = {path: Run(path).read_results(subset) for path in paths}
-    one_task(
-        results,
-        "{first} and {second} cannot be compared: a model of {first_content} and a model of {second_content}",
-    )
-    candidates = with_distinct_names([read_candidate(path, model, subset, data, tokenize) for path in paths])
+    how = options.model, options.subset, options.data, options.tokenize
+    candidates = with_distinct_names([read_candidate(path, *how) for path in options.runs])
     check_comparable(candidates)
-    return tested(candidates)
-
-
-def tested(candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows, list[str]]:
-    """Return headings, rows and notes for comparable runs, tested against the first one."""
-    task = candidates[0].task
-    rows, notes = task.compare(candidates)
-    return task.headings, rows, [*notes, *seeds(candidates)]
+    layout.write_table(*tested(candidates), options.markdown)

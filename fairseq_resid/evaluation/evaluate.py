@@ -1,6 +1,6 @@
 """Score a run: average checkpoints, score every subset of the data, and write RUN/results.json and RUN/card.md.
 
-The task (tasks/) decides which models are scored and how. Translation and captioning score the averages and the last
+The task (scoring/) decides which models are scored and how. Translation and captioning score the averages and the last
 checkpoint: translation by BLEU and NLL, captioning by CIDEr, the other scores of the COCO tools and NLL. Image
 classification scores the last checkpoint by its error and NLL. Finished outputs that were made from the same files with
 the same settings are reused.
@@ -79,6 +79,31 @@ def evaluate(job: ScoringJob[Any]) -> Results:
     return results
 
 
+def check_as_published(jobs: Sequence[ScoringJob[Any]]) -> None:
+    """Raise ValueError naming a run whose scores cannot be compared with published ones, and the reasons."""
+    for job in jobs:
+        if wrong := job.task.not_as_published(job):
+            raise ValueError(f"--as-published: {job.run.path}: {'; '.join(wrong)}")
+
+
+def tell_spread(jobs: Sequence[ScoringJob[Any]]) -> None:
+    """Print, for every subset, the spread of the scores of runs that differ only by seed."""
+    for subset in dict.fromkeys(job.subset for job in jobs):
+        scored = [compare.read_candidate(job.run.path, LAST, subset) for job in jobs if job.subset == subset]
+        for line in compare.seeds(compare.with_distinct_names(scored)):
+            say(line)
+
+
+def write_card(run: Run, prog: str) -> None:
+    file = run.file("card.md")
+    try:
+        write_text(file, card.card_of(run))
+    except ValueError as error:  # the scores have already been written
+        say(f"{prog}: warning: {file} not written: {error}", file=sys.stderr)
+    else:
+        say(f"{file}: all scores with their signatures")
+
+
 @frame.command(
     "evaluate",
     "Average the last checkpoints of each run, decode the validation and test sets with fairseq-generate, using the "
@@ -88,7 +113,6 @@ def evaluate(job: ScoringJob[Any]) -> Results:
     again="resumes",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Run `fairseq-resid evaluate`."""
     add = parser.add_argument
     add(
         "runs",
@@ -120,25 +144,12 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         for subset in options.subset or SUBSETS
     ]
     if options.as_published:
-        for job in jobs:
-            if wrong := job.task.not_as_published(job):
-                raise ValueError(f"--as-published: {job.run.path}: {'; '.join(wrong)}")
+        check_as_published(jobs)
     for job in jobs:
         evaluate(job)
     for path in filter(is_export, options.runs):
         for subset in options.subset or SUBSETS:
             say(exported.score(path, subset, options.data, options))
-    for subset in dict.fromkeys(job.subset for job in jobs if job.task.shows_spread):
-        paths = [job.run.path for job in jobs if job.subset == subset and job.task.shows_spread]
-        for line in compare.seeds(
-            compare.with_distinct_names([compare.read_candidate(path, LAST, subset) for path in paths])
-        ):
-            say(line)
+    tell_spread([job for job in jobs if job.task.shows_spread])
     for run in dict.fromkeys(job.run for job in jobs):
-        file = run.file("card.md")
-        try:
-            write_text(file, card.card_of(run))
-        except ValueError as error:  # the scores have already been written
-            say(f"{parser.prog}: warning: {file} not written: {error}", file=sys.stderr)
-        else:
-            say(f"{file}: all scores with their signatures")
+        write_card(run, parser.prog)

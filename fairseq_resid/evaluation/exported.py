@@ -52,7 +52,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
             progress.advance(len(found))
     bleu = translation_scores.bleu(hypotheses, corpus.references(subset), corpus.tokenize)
     beside = of_run(record, subset, bleu.signature, path, search)
-    return f"{folder} {subset}: BLEU {bleu.value:.2f}  {bleu.signature}  {beside}"
+    return f"{folder} {subset}: BLEU {bleu.score:.2f}  {bleu.signature}  {beside}"
 
 
 def check_same_subwords(folder: Path, record: Record, corpus: Corpus) -> None:
@@ -139,4 +139,4 @@ def of_run(record: Record, subset: str, signature: str, data: Path, search: Sear
     if any(reasons.values()):
         return f"(not compared with the run: {', '.join(reason for reason, holds in reasons.items() if holds)})"
     shown = "" if results.signature == signature else f"  {results.signature}"
-    return f"(fairseq, {record.checkpoint} of {run.name}: {getattr(results.bleu, model):.2f}{shown})"
+    return f"(fairseq, {record.checkpoint} of {run.name}: {results.bleu[model]:.2f}{shown})"

@@ -5,19 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
-from rich.console import Console
-
 from ..cli import frame
+from ..cli.progress import clock
 from ..console import say, with_lines
-from ..data.text.bleu import TOKENIZERS
 from ..runs.run import Results, Run, distinct_names
 from ..scoring import kinds
 from . import compare, layout
-
-LEFT = 2  # columns of text
 
 
 def headings(runs: dict[Path, Results]) -> tuple[str, ...]:
@@ -25,8 +20,7 @@ def headings(runs: dict[Path, Results]) -> tuple[str, ...]:
 
     Raises: ValueError if the runs belong to different tasks.
     """
-    what = "{first} is a model of {first_content}, {second} of {second_content}: print a separate table for each"
-    return ("run", "architecture", "parameters", *compare.one_task(runs, what).table_headings, "time")
+    return ("run", "architecture", "parameters", *compare.one_task(runs).table_headings, "time")
 
 
 def rows(runs: dict[Path, Results]) -> list[tuple[str, ...]]:
@@ -43,7 +37,7 @@ def row(name: str, path: Path, results: Results) -> tuple[str, ...]:
         f"{results.parameters:,}",
         *kinds.of_results(results).table_scores(Run(path), results),
         "-" if speed is None else f"{speed:,.0f}",
-        "-" if seconds is None else str(timedelta(seconds=round(seconds))),
+        "-" if seconds is None else clock(seconds),
     )
 
 
@@ -75,14 +69,6 @@ def notes(runs: dict[Path, Results]) -> list[str]:
     return [line for name, (text, score) in named for line in (f"{name}: {text}", score)]
 
 
-def markdown(runs: dict[Path, Results]) -> str:
-    return layout.markdown(headings(runs), rows(runs), notes(runs), LEFT)
-
-
-def show(runs: dict[Path, Results], console: Console) -> None:
-    layout.show(headings(runs), rows(runs), notes(runs), LEFT, console)
-
-
 @frame.command(
     "table",
     "Print a table of evaluated runs. Runs without scores are named on stderr; the exit code is 2 if none has scores.",
@@ -92,36 +78,28 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     add = parser.add_argument
     add("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that fairseq-resid evaluate has scored")
     add("--at-least", type=float, metavar="BLEU", help="exit with code 1 if a score is missing or lower")
-    add("--tokenize", choices=TOKENIZERS, help="score again with this tokeniser of sacrebleu (default: as evaluated)")
-    add("--data", type=Path, help="with --tokenize: the data folder (default: the one named in the results)")
-    add("--markdown", action="store_true", help="print Markdown")
+    layout.add_flags(parser)
     options = parser.parse_args(argv)
     runs: dict[Path, Results] = {}
     missing: list[FileNotFoundError] = []
     for path in options.runs:
         try:
-            run = Run(path)
-            results = run.read_results()
-            if options.tokenize:
-                results = kinds.of_results(results).with_tokenizer(run, results, options.tokenize, options.data)
-            runs[path] = results
+            runs[path] = compare.read_results(path, "test", options.data, options.tokenize)
         except FileNotFoundError as error:
             missing.append(error)
     if not runs:
         raise with_lines(missing[0], map(str, missing[1:]))
-    bleu = {path: results.bleu.averaged if results.bleu else None for path, results in runs.items()}
-    if options.at_least is not None:
-        for path in (path for path, score in bleu.items() if score is None):
-            content = kinds.of_results(runs[path]).folder.content
-            raise ValueError(f"--at-least {options.at_least:g}: applies to BLEU, but {path} is a model of {content}")
-    if options.markdown:
-        print(markdown(runs), end="")
-    else:
-        show(runs, Console(highlight=False))
+    least = options.at_least
+    for path, results in runs.items() if least is not None else ():
+        if results.bleu is None:
+            content = kinds.of_results(results).folder.content
+            raise ValueError(f"--at-least {least:g}: applies to BLEU, but {path} is a model of {content}")
+    layout.write_table(headings(runs), rows(runs), notes(runs), options.markdown)
     for absent in missing:
         say(f"{parser.prog}: warning: {absent}", file=sys.stderr)
-    least = options.at_least or 0
-    below = {path: score for path, score in bleu.items() if score is not None and score < least}
+    if least is None:
+        return 0
+    below = {path: it.bleu["averaged"] for path, it in runs.items() if it.bleu and it.bleu["averaged"] < least}
     for path, score in below.items():
         say(f"{path}: BLEU {score:.2f} is below {least:g}", file=sys.stderr)
-    return 1 if below or (missing and options.at_least is not None) else 0
+    return 1 if below or missing else 0

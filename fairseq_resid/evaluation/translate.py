@@ -123,23 +123,8 @@ def encoded_batches(translator: Any, lines: Iterable[bytes], together: int) -> I
     yield encoded
 
 
-def open_translator(folder: Path, data: Path | None, checkpoint: str | None, cpu: bool) -> Any:
-    """Return the Translator for a run or an export.
-
-    Raises: ValueError or OSError naming the file or flag and the problem.
-    """
-    if not is_export(folder):
-        return Translator(folder, data, checkpoint, cpu)
-    if checkpoint is not None or data is not None:
-        raise ValueError(
-            f"{folder}: an export contains one model and its text conversion; omit --checkpoint and --data"
-        )
-    return exported.Translator(folder)
-
-
 @frame.command("translate", "Translate stdin, one sentence per line, to stdout.")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Run `fairseq-resid translate`."""
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run folder, or an exported run")
     add("--checkpoint", metavar="FILE", help="a checkpoint in RUN (default: averaged.pt, or else checkpoint_last.pt)")
@@ -147,7 +132,15 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add_flag(parser)
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
-    translator = open_translator(options.run, options.data, options.checkpoint, options.cpu)
+    translator: Any
+    if not is_export(options.run):
+        translator = Translator(options.run, options.data, options.checkpoint, options.cpu)
+    elif options.checkpoint is None and options.data is None:
+        translator = exported.Translator(options.run)
+    else:
+        raise ValueError(
+            f"{options.run}: an export contains one model and its text conversion; omit --checkpoint and --data"
+        )
     for encoded in encoded_batches(translator, sys.stdin.buffer, 1 if sys.stdin.isatty() else BUFFER):
         sys.stdout.buffer.write("".join(line + "\n" for line in translator.decode(encoded)).encode())
         sys.stdout.buffer.flush()

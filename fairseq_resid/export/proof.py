@@ -308,7 +308,7 @@ def bleu_of(
     everything = corpus.references(SUBSET)
     references = [everything[line - 1] for line in lines]
     both = [bleu(restored(corpus, translated), references, corpus.tokenize) for translated in (theirs, mine)]
-    return Bleu(round(both[0].value, 4), round(both[1].value, 4), both[0].signature)
+    return Bleu(round(both[0].score, 4), round(both[1].score, 4), both[0].signature)
 
 
 def restored(corpus: Corpus, translated: Sequence[Sequence[str]]) -> list[str]:

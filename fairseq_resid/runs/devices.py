@@ -67,7 +67,7 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
     batch script by itself is not a step). The variables of torchrun and Slurm are converted to fairseq's flags: fairseq
     reads the environment too, but on a CPU it would start several unconnected training runs in the same folder.
 
-    Raises: ValueError if WORLD_SIZE is set without RANK; see also `first_host`.
+    Raises: ValueError if WORLD_SIZE is set without RANK; see also `slurm_rendezvous`.
     """
     if "--distributed-init-method" in given:
         return Rank(given.integer("--distributed-rank"), given.integer("--distributed-world-size", 1), (), {})
@@ -82,23 +82,20 @@ def rank(environ: Mapping[str, str], given: TrainingCommand, local_gpus: int) ->
     number, size, local = (int(environ.get(name, "0")) for name in names)
     if size == 1:
         return None
-    more = {"MASTER_ADDR": first_host(environ), "MASTER_PORT": str(port(environ))} if names[0] != "RANK" else {}
+    more = {} if names[0] == "RANK" else slurm_rendezvous(environ)
     # Some launchers make only one GPU visible to each process, as number 0.
     device = local % local_gpus if local_gpus else 0
     argv = ["--distributed-init-method", "env://", "--distributed-rank", str(number), "--distributed-no-spawn"]
     return Rank(number, size, (*argv, "--device-id", str(device)), more)
 
 
-def first_host(environ: Mapping[str, str]) -> str:
-    """Return the first host of a Slurm step, where rank 0 runs.
+def slurm_rendezvous(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the address and port of rank 0, on the first host of a Slurm step.
 
+    The port is the same in all processes of the step, and unlikely to be used by another step.
     Raises: OSError if scontrol, which expands host lists, is missing.
     """
     hosts = environ.get("SLURM_STEP_NODELIST", "")
     done = subprocess.run(["scontrol", "show", "hostnames", hosts], capture_output=True, text=True, check=True)
-    return done.stdout.split()[0]
-
-
-def port(environ: Mapping[str, str]) -> int:
-    """Return a port for a Slurm step: the same in all its processes, and unlikely to be used by another step."""
-    return 20_000 + (int(environ.get("SLURM_JOB_ID", "0")) * 64 + int(environ.get("SLURM_STEP_ID", "0"))) % 40_000
+    step = int(environ.get("SLURM_JOB_ID", "0")) * 64 + int(environ.get("SLURM_STEP_ID", "0"))
+    return {"MASTER_ADDR": done.stdout.split()[0], "MASTER_PORT": str(20_000 + step % 40_000)}

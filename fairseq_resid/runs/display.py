@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from types import TracebackType
 from typing import Any
 
 from ..cli.progress import Progress, clock
@@ -15,7 +14,7 @@ from .training_log import TrainingSummary, log_record
 FACTS = ("epoch", "update", "loss", "valid loss", "test loss", "speed", "left")
 
 
-class Display:
+class Display(Progress):
     """`with Display(name, command, begun) as shown: shown.take(line)` for every line of fairseq-train's log.
 
     command: the training command, with its limits on updates and epochs; begun: updates of earlier sessions
@@ -23,30 +22,24 @@ class Display:
 
     def __init__(self, name: str, command: TrainingCommand, begun: int = 0) -> None:
         # To fairseq, 0 means no limit.
-        self.max_update = command.integer("--max-update") or None
-        self.max_epoch = command.integer("--max-epoch") or None
-        self.progress = Progress(name, self.max_update, "updates", begun)
+        self.max_update, self.max_epoch = (command.integer(flag) or None for flag in ("--max-update", "--max-epoch"))
+        super().__init__(name, self.max_update, "updates", begun)
         self.facts: dict[str, str] = {}
         self.since: tuple[float, float] | None = None  # fraction of training completed, and the time
 
     def __enter__(self) -> Display:
-        self.progress.__enter__()
+        super().__enter__()
         return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.progress.__exit__(kind, error, trace)
 
     def take(self, line: str) -> None:
         """Read a line of the log, or "" if there is no new line."""
         record = log_record(line)
-        updates = self.progress.done
+        updates = self.done
         if record is not None:
             updates = next((int(value) for key, value in record.items() if key.endswith("num_updates")), updates)
             self._read(record, updates)
-        self.progress.advance(
-            max(0, updates - self.progress.done),
+        self.advance(
+            max(0, updates - self.done),
             ", ".join(self.facts[name] for name in FACTS if name in self.facts) or "starting",
         )
 
@@ -78,7 +71,6 @@ class Display:
 
 
 def summary(done: TrainingSummary) -> str:
-    """Return a one-line summary of a training run."""
     updates = done.num_updates or 0
     facts = [f"{updates:,} updates"]
     if done.started_at:

@@ -254,7 +254,6 @@ def check_data(command: TrainingCommand) -> None:
     allow_abbrev=False,
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
-    """Run `fairseq-resid train`."""
     add = parser.add_argument
     add(
         "recipe",

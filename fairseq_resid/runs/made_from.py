@@ -5,17 +5,19 @@ The note of RUN/averaged.pt is RUN/averaged.json; those of the files in RUN/deco
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from .. import records
 from ..console import say
 from ..files import sha256
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -80,29 +82,35 @@ class MadeFrom:
         except msgspec.ValidationError:
             return None
 
-    def renewed(self, paths: Sequence[Path], settings: Mapping[str, Any] | None = None) -> MadeFrom | None:
-        """Return the note with the files' modification times; None if a file or a setting differs."""
-        if self.settings != dict(settings or {}) or len(self.files) != len(paths):
-            return None
-        found = [one.renewed(path) for one, path in zip(self.files, paths, strict=True)]
-        renewed = [one for one in found if one is not None]
-        return replace(self, files=renewed) if len(renewed) == len(found) else None
-
 
 def is_current(file: Path, note: Path, inputs: Sequence[Path], settings: Mapping[str, Any] | None = None) -> bool:
     """Return whether a file exists and was made from these inputs with these settings; then renew its note."""
     known = MadeFrom.read(note) if file.is_file() else None
-    renewed = None if known is None else known.renewed(inputs, settings)
-    if renewed is None:
+    if known is None or known.settings != dict(settings or {}) or len(known.files) != len(inputs):
         return False
-    if renewed != known:
-        records.write(note, renewed)
+    now = [one.renewed(path) for one, path in zip(known.files, inputs, strict=True)]
+    renewed = [one for one in now if one is not None]
+    if len(renewed) < len(now):
+        return False
+    if renewed != known.files:
+        records.write(note, replace(known, files=renewed))
     return True
 
 
-def is_reused(file: Path, note: Path, inputs: Sequence[Path], settings: Mapping[str, Any] | None = None) -> bool:
-    """Like `is_current`, but print that the file is reused."""
-    reused = is_current(file, note, inputs, settings)
-    if reused:
+def reuse(
+    file: Path,
+    note: Path,
+    inputs: Sequence[Path],
+    read: Callable[[Path], T],
+    make: Callable[[], T],
+    settings: Mapping[str, Any] | None = None,
+) -> T:
+    """Return the content of a file: `read` it if it is current, otherwise `make` and write it, and note its inputs."""
+    if is_current(file, note, inputs, settings):
         say(f"{file}: made from the same files{' with the same settings' if settings else ''}, reused")
-    return reused
+        return read(file)
+    now = MadeFrom.of(inputs, settings)  # before it is made, because an input may change meanwhile
+    file.parent.mkdir(parents=True, exist_ok=True)
+    content = make()
+    records.write(note, now)
+    return content

@@ -14,22 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..data import folders
 from .devices import Gpu, Rank
 from .training_command import TrainingCommand
 
 PRECISIONS = {"bf16": ["--bf16"], "fp16": ["--fp16"], "amp": ["--amp"], "fp32": []}
-# fairseq's own flags for precision.
-PRECISION_FLAGS = (
-    "--bf16",
-    "--fp16",
-    "--amp",
-    "--memory-efficient-bf16",
-    "--memory-efficient-fp16",
-    "--tpu",
-)
+PRECISION_FLAGS = ("--bf16", "--fp16", "--amp", "--memory-efficient-bf16", "--memory-efficient-fp16", "--tpu")
 TOLERANCE = 0.01  # of the effective batch
 UNITS = {"--max-tokens": "padded positions", "--batch-size": "examples"}
 # The flags that the plan sets.
@@ -86,13 +78,11 @@ class Plan:
     argv: tuple[str, ...]
 
     def line(self) -> str:
-        """Return the line that is printed before training starts."""
         off = "" if self.batches.effective == self.effective_batch else f", for {self.effective_batch:,}"
         pairs = f", at most {self.batches.pairs:,} pairs per process (--batch-size)" if self.batches.pairs else ""
         return f"{self.devices}; effective batch {self.batches.product}{off}{pairs}; {self.precision} ({self.why})"
 
     def record(self) -> dict[str, str | int]:
-        """Return the `plan` of run.json."""
         return {
             "devices": self.devices,
             "processes": self.batches.world_size,
@@ -178,11 +168,11 @@ def plan_training(
     Raises: ValueError naming contradictory flags, the devices or the effective batch.
     """
     given = recipe.and_then(extra)
-    limit = next((flag for flag in UNITS if given.integer(flag)), None)
-    if limit is None:
+    most = Batches.of(given)
+    if most is None:
         raise ValueError("batch size: neither the recipe nor a flag sets it; give --max-tokens or --batch-size")
     if effective is None:
-        asked = Batches.of(recipe if limit in recipe else given)
+        asked = Batches.of(recipe if most.limit in recipe else given)
         effective = asked.effective if asked else 1
     byhand = extra.integer("--distributed-world-size")
     if rank and byhand not in (0, rank.world_size):
@@ -195,22 +185,19 @@ def plan_training(
             f"--distributed-world-size {byhand}: more than the number of visible GPUs ({len(gpus)}); on several "
             "machines or on the CPU, start the processes with torchrun or srun"
         )
-    size, steps = split_batch(
-        effective, world_size, given.integer(limit), extra.integer("--update-freq") or None, limit
-    )
+    size, steps = split_batch(effective, world_size, most.size, extra.integer("--update-freq") or None, most.limit)
     name, why, argv = choose_precision(precision, given, gpus)
-    argv = ["--distributed-world-size", str(world_size), limit, str(size), *argv]
-    pairs = given.integer("--batch-size") or None if limit == "--max-tokens" else None
-    if pairs:
-        argv += ["--batch-size", str(pairs)]
+    argv = ["--distributed-world-size", str(world_size), most.limit, str(size), *argv]
+    if most.pairs:
+        argv += ["--batch-size", str(most.pairs)]
     if steps > 1:
         argv += ["--update-freq", str(steps)]
     if rank and not gpus:
         for flag, value in (("--distributed-backend", "gloo"), ("--ddp-backend", "legacy_ddp")):
             argv += [] if flag in given else [flag, value]
     if gpus:
-        names = sorted({gpu.name for gpu in gpus})
-        devices = f"{world_size} × {', '.join(names)}"
+        devices = f"{world_size} × {', '.join(sorted({gpu.name for gpu in gpus}))}"
     else:
         devices = f"CPU, {world_size} processes" if world_size > 1 else "CPU"
-    return Plan(devices, Batches(world_size, limit, size, steps, pairs), effective, name, why, tuple(argv))
+    batches = replace(most, world_size=world_size, size=size, update_freq=steps)
+    return Plan(devices, batches, effective, name, why, tuple(argv))

@@ -74,8 +74,6 @@ def request(
 
 
 class Argument(str):
-    """An argument of a command line, compared by identity."""
-
     __slots__ = ()
 
 

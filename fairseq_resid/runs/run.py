@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
@@ -43,8 +43,6 @@ TRAIN, EVALUATE = "fairseq-resid train", "fairseq-resid evaluate"
 
 @dataclass(frozen=True)
 class Hardware:
-    """The hardware of a training session."""
-
     cpu: str
     cores: int
     gpus: list[str]
@@ -82,19 +80,12 @@ class RunRecord:
 
 
 @dataclass(frozen=True)
-class ByModel:
-    """The scores of the two models of a run: the average of its last checkpoints, and the last checkpoint."""
-
-    averaged: float
-    last: float
-
-
-@dataclass(frozen=True)
 class Scored:
-    """A score with its signature."""
-
     score: float
     signature: str
+
+    def rounded(self, digits: int) -> Scored:
+        return replace(self, score=round(self.score, digits))
 
 
 @dataclass(frozen=True)
@@ -104,7 +95,8 @@ class Results:
     corpus: its name, followed by the direction of the model if the corpus was prepared for the other one
     source, target: languages in the direction of the model; tokenize: sacrebleu's tokeniser for `bleu`; all empty in
     results of 1.0.0
-    bleu: four decimals, with `signature`; None for images and captions; scores: all scores, by model and label
+    bleu: of the models `averaged` and `last`, four decimals, with `signature`; None for images and captions
+    scores: all scores, by model and label
     test_set: SHA-256 of the references or images; empty before version 1.1
     sentences: number of sentences, images or captioned images; is_training_data: whether the model was trained on them
     """
@@ -114,7 +106,7 @@ class Results:
     corpus: str
     subset: str
     training: TrainingSummary
-    bleu: ByModel | None = None
+    bleu: dict[str, float] | None = None
     signature: str = ""
     data: str = ""
     test_set: str = ""
@@ -148,6 +140,10 @@ class Run:
     def files(self, pattern: str) -> list[Path]:
         """Return the existing files that match a pattern, sorted."""
         return sorted(self.path.glob(pattern))
+
+    def decoded(self, subset: str, model: str, kind: str) -> Path:
+        """Return the path of an output of a model, RUN/decode/SUBSET.MODEL.KIND."""
+        return self.decode / f"{subset}.{model}.{kind}"
 
     @property
     def name(self) -> str:

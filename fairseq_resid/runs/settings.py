@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from ..cli.frame import integer
 from ..data.text.bleu import TOKENIZERS
-from .run import Numbering, Run, RunRecord
+from .run import Numbering, Run
 
 LAST = 10  # checkpoints to average
 # Options of fairseq-generate. fairseq divides a score by len^lenpen, tensor2tensor by ((5 + len) / 6)^lenpen, so the
@@ -41,11 +41,16 @@ class Settings:
     tokenize: str | None = None
 
 
-def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the options; options that are not given are None."""
+def add_averaging_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--last", type=integer(1), metavar="N", help=f"average the last N numbered checkpoints (default {LAST})")
     add("--by", choices=("epoch", "update"), help="average checkpointN.pt (epoch) or checkpoint_E_U.pt (update)")
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the options; options that are not given are None."""
+    add_averaging_flags(parser)
+    add = parser.add_argument
     add(
         "--epochs",
         type=_range,
@@ -93,16 +98,12 @@ def of(run: Run, given: argparse.Namespace | None = None) -> Settings:
 
     Raises: ValueError if run.json is damaged or contains an invalid option.
     """
-    record: RunRecord | None = run.read_record()
-    own = parse(record.evaluate if record else [])
-
-    def value(name: str, default: Any) -> Any:
-        return next((it for it in (getattr(given, name, None), getattr(own, name)) if it is not None), default)
-
+    record = run.read_record()
+    own, mine = vars(parse(record.evaluate if record else [])), vars(given) if given else {}
+    chosen = {name: value if mine.get(name) is None else mine[name] for name, value in own.items()}
     decoding = dict(DECODING)
     for name in ("beam", "lenpen", "max_len_a", "max_len_b"):
-        if (found := value(name, None)) is not None:
+        if (found := chosen[name]) is not None:
             decoding[name.replace("_", "-")] = str(found) if isinstance(found, int) else f"{found:g}"
-    is_given = getattr(given, "epochs", None) is not None
-    epochs = tuple(value("epochs", ()))
-    return Settings(value("last", LAST), value("by", None), epochs, is_given, decoding, value("tokenize", None))
+    epochs, is_given = tuple(chosen["epochs"] or ()), mine.get("epochs") is not None
+    return Settings(chosen["last"] or LAST, chosen["by"], epochs, is_given, decoding, chosen["tokenize"])

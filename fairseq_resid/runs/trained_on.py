@@ -1,4 +1,4 @@
-"""Task, data and number of updates of a model, from its checkpoint."""
+"""Direction, data and number of updates of a model, from its checkpoint."""
 
 from __future__ import annotations
 
@@ -7,12 +7,6 @@ from typing import Any
 
 from ..fairseq_patches.dictionaries import check, data_folders, language_pair, languages, of_folder, setting
 from .run import Run
-
-
-def task_of(cfg: Any) -> str | None:
-    """Return the name of the fairseq task in a checkpoint's cfg, or None if there is none."""
-    task = setting(cfg, "task")
-    return setting(task, "_name") or setting(task, "task")
 
 
 def direction_of(state: dict[str, Any], checkpoint: Path, data: Path) -> tuple[str, str] | None:

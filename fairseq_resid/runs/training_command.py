@@ -97,7 +97,6 @@ class TrainingCommand:
         return self.without(OWN_FLAGS).with_equivalents()
 
     def with_equivalents(self) -> TrainingCommand:
-        """Return the command with the values in EQUIVALENTS replaced."""
         return replace(self, flags=tuple((flag, EQUIVALENTS.get((flag, given), given)) for flag, given in self.flags))
 
     def only(self, flags: Iterable[str]) -> TrainingCommand:

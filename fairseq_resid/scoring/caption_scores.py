@@ -16,16 +16,17 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..cli.frame import MissingPackage
-from ..files import read_rows, write_text
+from .rows import Row
 
 CIDER = "CIDEr"
 INSTALL = 'run pip install "fairseq_resid[captioning]"'
 
 
 @dataclass(frozen=True)
-class CaptionScore:
+class CaptionScore(Row):
     """The score of an image's caption, and the number of references. cider: 100 times CIDEr-D."""
 
+    digits = 6
     image: str
     cider: float
     references: int
@@ -40,26 +41,7 @@ class Scores:
     absent: dict[str, str]
 
 
-def write_scores(path: Path, scores: Sequence[CaptionScore]) -> None:
-    """Write one line per image: id, CIDEr and number of references, separated by tabs."""
-    write_text(path, "".join(f"{one.image}\t{one.cider:.6f}\t{one.references}\n" for one in scores))
-
-
-def read_scores(path: Path) -> list[CaptionScore]:
-    """Read a file written by `write_scores`.
-
-    Raises: ValueError naming the file and line.
-    """
-
-    def one(fields: list[str]) -> CaptionScore:
-        image, cider, references = fields
-        return CaptionScore(image, float(cider), int(references))
-
-    return read_rows(path, one, "image, CIDEr and number of references")
-
-
 def signature(references: Sequence[Sequence[str]]) -> str:
-    """Return the signature that all scores share."""
     counts = sorted({len(each) for each in references})
     number = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
     return f"nrefs:{number}|tok:ptb|case:lc|pycocoevalcap:{metadata.version('pycocoevalcap')}"

@@ -16,38 +16,29 @@ from ..runs.run import EVALUATE, Results, Run, Scored
 from ..runs.trained_on import check_same_dictionaries
 from . import caption_scores, likelihood, significance
 from .caption_scores import CIDER, CaptionScore
+from .generated import AVERAGED, TextTask, data_of, decoding_settings, translate
+from .likelihood import Sentence
+from .significance import Paired
 from .task import (
-    LAST,
     NLL,
-    Analysed,
+    TOLERANCE,
     Candidate,
+    ExampleTask,
     Measure,
-    ScoredModel,
     ScoringJob,
     Studied,
-    TableRows,
-    Task,
     Texts,
     Words,
+    cannot_compare,
     check_conditions,
     mean_of_sums,
-    score_of,
-)
-from .translation import (
-    TOLERANCE,
-    data_of,
-    decoding_settings,
-    fitting,
-    reference_nll,
-    text_batches,
-    translate,
+    not_scored,
 )
 
 if TYPE_CHECKING:
     from .loading import Loaded
 
 UNIT = "nats per caption word with EOS, unsmoothed, teacher-forced"
-AVERAGED = "averaged"
 BESIDE = "BLEU-4"  # the score that tables show next to CIDEr
 SHOWN = (BESIDE, "METEOR", "ROUGE-L")
 
@@ -64,18 +55,14 @@ class Outputs:
         return [one.cider for one in self.scores]
 
 
-def scores_file(run: Run, subset: str, model: str) -> Path:
-    return run.file(f"decode/{subset}.{model}.cider")
-
-
 def _cider_parts(run: Run, subset: str) -> list[list[float]]:
-    return [[one.cider, 1.0] for one in caption_scores.read_scores(scores_file(run, subset, AVERAGED))]
+    return [[one.cider, 1.0] for one in CaptionScore.read(run.decoded(subset, AVERAGED, "cider"))]
 
 
 def _nll_parts(run: Run, subset: str) -> list[list[float]]:
     """Return the NLL and the number of words of every image, because the captions of an image are not independent."""
-    file, beside = run.file(f"decode/{subset}.{AVERAGED}.nll"), scores_file(run, subset, AVERAGED)
-    scores, sentences = caption_scores.read_scores(beside), likelihood.read_nll(file)
+    file, beside = (run.decoded(subset, AVERAGED, kind) for kind in ("nll", "cider"))
+    scores, sentences = CaptionScore.read(beside), Sentence.read(file)
     count = sum(one.references for one in scores)
     if count != len(sentences):
         raise ValueError(
@@ -87,52 +74,21 @@ def _nll_parts(run: Run, subset: str) -> list[list[float]]:
     return [[sum(one.nll for one in each), float(sum(one.tokens for one in each))] for each in found]
 
 
-def score_together(
-    jobs: Sequence[ScoringJob[CaptionData]], model: str, tests: Mapping[str, Sequence[str]]
-) -> dict[str, Scored]:
-    """Return the CIDEr and the NLL of all test sets together, and the other scores if there is only one test set.
-
-    CIDEr uses the document frequencies of each test set separately.
-    """
-    cider: list[float] = []
-    sentences: list[likelihood.Sentence] = []
-    for job in jobs:
-        if job.subset in tests[CIDER]:
-            cider += [one.cider for one in caption_scores.read_scores(scores_file(job.run, job.subset, model))]
-        if job.subset in tests[NLL]:
-            sentences += likelihood.read_nll(job.decoded(model, "nll"))
-    results = jobs[0].run.read_results(jobs[0].subset)
-    beside = results.scores[model] if len(jobs) == 1 else {}
-    return {
-        **{name: beside[name] for name in SHOWN if name in beside},
-        CIDER: Scored(round(statistics.fmean(cider), 5), results.signature),
-        NLL: Scored(round(likelihood.mean(sentences), 5), UNIT),
-    }
-
-
-def load_examples(loaded: Loaded, subset: str) -> None:
-    loaded.task.datasets[subset] = loaded.task.read_split(subset, by_image=False)
-
-
-STUDIED = Studied(
-    measures={NLL: Measure(_nll_parts, mean_of_sums, 4, True), CIDER: Measure(_cider_parts, mean_of_sums, 2, False)},
-    best=AVERAGED,
-    curve="valid NLL",
-    kept_files=("*.averaged.cider",),  # a study also keeps *.nll, because translation lists it
-    score_together=score_together,
-    shown=SHOWN,
-    floor=(CIDER, 10.0),
-)
-
-
-class Captioning(Task[CaptionData]):
-    """Image captioning."""
-
+class Captioning(TextTask[CaptionData], ExampleTask[CaptionData]):
     folder = folders.CAPTIONS
+    score_name = CIDER
     words = Words("captioned image", "word", "caption")
-    studied = STUDIED
-    analysed = Analysed(load_examples, fitting, text_batches)
-    has_averages = True
+    studied = Studied(
+        measures={
+            NLL: Measure(_nll_parts, mean_of_sums, 4, True),
+            CIDER: Measure(_cider_parts, mean_of_sums, 2, False),
+        },
+        best=AVERAGED,
+        curve="valid NLL",
+        kept_files=("*.averaged.cider",),  # a study also keeps *.nll, because translation lists it
+        shown=SHOWN,
+        floor=(CIDER, 10.0),
+    )
     table_headings = (f"{CIDER} avg", f"{CIDER} last", "tokens/s")
     headings = ("run", "architecture", CIDER, "difference", "95% interval", "p bootstrap", BESIDE)
 
@@ -149,9 +105,6 @@ class Captioning(Task[CaptionData]):
     def test_set(self, results: Results) -> str:
         return sha256(Path(results.data) / f"ref/{results.subset}.tsv")
 
-    def nll(self, job: ScoringJob[CaptionData], model: ScoredModel) -> float:
-        return likelihood.mean(reference_nll(job, model))
-
     def score(self, job: ScoringJob[CaptionData], results: Results, lock: int) -> tuple[Results, list[str]]:
         caption_scores.folder()  # raises before decoding, not after it
         references = job.data.references(job.subset)
@@ -160,8 +113,8 @@ class Captioning(Task[CaptionData]):
         for model in job.models():
             found = caption_scores.score(translate(job, model, lock), references.texts)
             by_image = zip(references.ids, found.cider, references.texts, strict=True)
-            caption_scores.write_scores(
-                scores_file(job.run, job.subset, model.name),
+            CaptionScore.write(
+                job.decoded(model.name, "cider"),
                 [CaptionScore(image, cider, len(texts)) for image, cider, texts in by_image],
             )
             scores[model.name] = {name: Scored(round(value, 4), signature) for name, value in found.values.items()}
@@ -179,70 +132,70 @@ class Captioning(Task[CaptionData]):
         )
         return results, [*lines, f"{signature}; NLL in {UNIT}"]
 
-    def not_as_published(self, job: ScoringJob[CaptionData]) -> list[str]:
-        return ["the SAS paper does not state how its captioning models were trained and decoded"]
+    def score_together(
+        self, jobs: Sequence[ScoringJob[CaptionData]], model: str, tests: Mapping[str, Sequence[str]]
+    ) -> dict[str, Scored]:
+        """Return the CIDEr and the NLL of all test sets, and the other scores if there is only one test set.
 
-    def has_made(self, results: Results) -> bool:
-        return CIDER in results.scores.get(AVERAGED, {})
+        CIDEr uses the document frequencies of each test set separately.
+        """
+        cider: list[float] = []
+        sentences: list[Sentence] = []
+        for job in jobs:
+            if job.subset in tests[CIDER]:
+                cider += [one.cider for one in CaptionScore.read(job.decoded(model, "cider"))]
+            if job.subset in tests[NLL]:
+                sentences += Sentence.read(job.decoded(model, "nll"))
+        results = jobs[0].run.read_results(jobs[0].subset)
+        beside = results.scores[model] if len(jobs) == 1 else {}
+        return {
+            **{name: beside[name] for name in SHOWN if name in beside},
+            CIDER: Scored(round(statistics.fmean(cider), 5), results.signature),
+            NLL: Scored(round(likelihood.mean(sentences), 5), UNIT),
+        }
 
-    def signature(self, results: Results) -> str:
-        return f"{CIDER} {results.signature}"
-
-    def table_scores(self, run: Run, results: Results) -> tuple[str, str]:
-        averaged, last = (score_of(run, results, model, CIDER) for model in (AVERAGED, LAST))
-        return f"{averaged:.2f}", f"{last:.2f}"
+    def load_examples(self, loaded: Loaded, subset: str) -> None:
+        loaded.task.datasets[subset] = loaded.task.read_split(subset, by_image=False)
 
     def read_outputs(
         self, run: Run, subset: str, results: Results, model: str, data: Path | None
     ) -> tuple[float, Outputs]:
-        expected, file = score_of(run, results, model, CIDER), scores_file(run, subset, model)
-        outputs = Outputs(caption_scores.read_scores(file), read_lines(run.file(f"decode/{subset}.{model}.hyp")))
+        expected, file = self.main_score(run, results, model), run.decoded(subset, model, "cider")
+        outputs = Outputs(CaptionScore.read(file), read_lines(run.decoded(subset, model, "hyp")))
         found = statistics.fmean(outputs.cider) if outputs.scores else float("nan")
         if not abs(found - expected) <= TOLERANCE or len(outputs.captions) != len(outputs.scores):
-            raise ValueError(
-                f"{run.results(subset)}: contains {CIDER} {expected:.2f}, but {file} has {found:.2f} for "
-                f"{len(outputs.captions):,} captions; run {EVALUATE} {run.path} again"
-            )
+            of_captions = f"{found:.2f} for {len(outputs.captions):,} captions"
+            raise not_scored(run, subset, f"{CIDER} {expected:.2f}", file, of_captions)
         return expected, outputs
 
     def check_comparable(self, first: Candidate, other: Candidate) -> None:
-        check_conditions(first, other, CIDER)
+        check_conditions(first, other)
         files = {each.results.preparation.get("captions") for each in (first, other)}
         if len(files) > 1 or [one.image for one in first.outputs.scores] != [one.image for one in other.outputs.scores]:
-            raise ValueError(
-                f"{first.path} and {other.path} cannot be compared: evaluated on different images or references"
-            )
+            raise cannot_compare(first, other, "evaluated on different images or references")
 
-    def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
-        baseline, rows = candidates[0], self.list_apart(candidates[:1])[1]
-        for each in candidates[1:]:
-            # CIDEr is a mean over images; its document frequencies are those of the whole test set in every resample.
-            than = significance.bootstrap(each.outputs.cider, baseline.outputs.cider)
-            tests = (f"{than.difference:+.2f}", f"{than.low:+.2f} to {than.high:+.2f}", f"{than.p:.4f}")
-            rows.append((each.name, each.results.architecture, f"{each.score:.2f}", *tests, self._beside(each)))
+    def interval(self, candidate: Candidate) -> tuple[float, float]:
+        cider = candidate.outputs.cider
+        own = significance.bootstrap(cider, [0.0] * len(cider))
+        return own.low, own.high
+
+    def test(self, candidate: Candidate, baseline: Candidate) -> Paired:
+        # CIDEr is a mean over images; its document frequencies are those of the whole test set in every resample.
+        return significance.bootstrap(candidate.outputs.cider, baseline.outputs.cider)
+
+    def notes(self, baseline: Candidate) -> list[str]:
         results = baseline.results
-        return rows, [
+        return [
             f"{results.corpus} {results.subset}, {results.sentences:,} images, {baseline.model}",
             f"95% intervals over images: of {CIDER} for the first run, of the difference for the others; paired "
             f"bootstrap, {significance.RESAMPLES:,} resamples, seed {significance.SEED}",
             self.signature(results),
         ]
 
-    def _beside(self, candidate: Candidate) -> str:
+    def row(self, candidate: Candidate, *tests: str) -> tuple[str, ...]:
         scores = candidate.results.scores[candidate.model]
-        return f"{scores[BESIDE].score:.2f}" if BESIDE in scores else ""
-
-    def list_apart(self, candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows]:
-        rows: TableRows = []
-        for each in candidates:
-            own = significance.bootstrap(each.outputs.cider, [0.0] * len(each.outputs.cider))
-            tests = ("", f"{own.low:.2f} to {own.high:.2f}", "" if rows else "baseline")
-            rows.append((each.name, each.results.architecture, f"{each.score:.2f}", *tests, self._beside(each)))
-        return self.headings, rows
-
-    def spread(self, seeds: Sequence[Candidate]) -> str:
-        scores = [each.score for each in seeds]
-        return f"{CIDER} {statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
+        beside = f"{scores[BESIDE].score:.2f}" if BESIDE in scores else ""
+        return (*super().row(candidate, *tests), beside)
 
     def texts(self, candidates: Sequence[Candidate], data: Path | None = None) -> Texts:
         first = candidates[0]

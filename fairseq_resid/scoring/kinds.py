@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..runs.run import Results
-from ..runs.trained_on import task_of
+from ..runs.trained_on import setting
 from .captions import CAPTIONING
 from .images import IMAGE_CLASSIFICATION
 from .task import Task
@@ -26,7 +26,8 @@ def of_name(name: str | None) -> Task[Any]:
 
 
 def of_checkpoint(cfg: Any) -> Task[Any]:
-    return of_name(task_of(cfg))
+    task = setting(cfg, "task")
+    return of_name(setting(task, "_name") or setting(task, "task"))
 
 
 def of_results(results: Results) -> Task[Any]:

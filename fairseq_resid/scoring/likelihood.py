@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..cli.progress import Progress
-from ..files import read_rows, write_text
+from .rows import Row
 from .task import ScoringJob
 
 UNIT = "nats per reference subword with EOS, unsmoothed, teacher-forced"
@@ -21,9 +21,10 @@ MAX_TOKENS = 4096  # padded positions per batch; the result does not depend on t
 
 
 @dataclass(frozen=True)
-class Sentence:
+class Sentence(Row):
     """The summed NLL of one reference sentence in nats, and its number of tokens."""
 
+    digits = 4
     nll: float
     tokens: int
 
@@ -31,24 +32,6 @@ class Sentence:
 def mean(sentences: Sequence[Sentence]) -> float:
     """Return the NLL per token."""
     return sum(one.nll for one in sentences) / sum(one.tokens for one in sentences)
-
-
-def write_nll(path: Path, sentences: Sequence[Sentence]) -> None:
-    """Write one line per sentence: NLL and number of tokens, separated by a tab."""
-    write_text(path, "".join(f"{one.nll:.4f}\t{one.tokens}\n" for one in sentences))
-
-
-def read_nll(path: Path) -> list[Sentence]:
-    """Read a file written by `write_nll`.
-
-    Raises: ValueError naming the file and line.
-    """
-
-    def sentence(fields: list[str]) -> Sentence:
-        nll, tokens = fields
-        return Sentence(float(nll), int(tokens))
-
-    return read_rows(path, sentence, "NLL and number of tokens")
 
 
 def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:
@@ -59,7 +42,7 @@ def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:
     from ..models.likelihood import sentence_nll
 
     model, task = loaded.model, loaded.task
-    job.task.analysed.load(loaded, job.subset)
+    job.task.load_examples(loaded, job.subset)
     dataset = task.dataset(job.subset)
     longest = max(max(map(int, dataset.size(index))) for index in range(len(dataset)))
     batches = task.get_batch_iterator(

@@ -32,7 +32,6 @@ class Loaded:
     device: torch.device
 
     def moved(self, sample: Any) -> Any:
-        """Return a fairseq batch on the model's device."""
         from fairseq import utils
 
         return utils.move_to_cuda(sample) if self.device.type == "cuda" else sample

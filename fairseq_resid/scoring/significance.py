@@ -58,11 +58,11 @@ def mcnemar(mine: Sequence[bool], baseline: Sequence[bool]) -> Paired:
     return Paired(100 * apart / size, 100 * (apart / size - half), 100 * (apart / size + half), p)
 
 
-def wilson(wrong: int, count: int) -> tuple[float, float]:
-    """Return the 95% confidence interval (Wilson) of an error rate, in percent."""
+def wilson(wrong: Sequence[bool]) -> tuple[float, float]:
+    """Return the 95% confidence interval (Wilson) of an error rate, in percent. wrong: as in `mcnemar`"""
     from scipy.stats import binomtest
 
-    between = binomtest(wrong, count).proportion_ci(LEVEL, method="wilson")
+    between = binomtest(sum(wrong), len(wrong)).proportion_ci(LEVEL, method="wilson")
     return 100 * between.low, 100 * between.high
 
 

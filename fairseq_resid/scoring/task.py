@@ -1,12 +1,12 @@
 """The interface that evaluation, comparison, tables, analysis, studies and reports use for every task.
 
-Each task is one object, defined in translating.py, captioning.py or classifying.py and listed in kinds.py. A new task
-needs such an object, a fairseq task if fairseq has none, and a command that prepares its data folders
-(data/folders.py).
+Each task is one object, defined in translation.py, captions.py or images.py and listed in kinds.py. A new task needs
+such an object, a fairseq task if fairseq has none, and a command that prepares its data folders (data/folders.py).
 """
 
 from __future__ import annotations
 
+import statistics
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from ..data.folders import FolderKind
-from ..runs.run import Results, Run, Scored
+from ..runs.run import EVALUATE, Results, Run, Scored
 from ..runs.settings import Settings
 
 if TYPE_CHECKING:
@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from .loading import Loaded
+    from .significance import Paired
 
 NLL = "NLL"  # a score of every task
 LAST = "last"  # a model that every task scores
+TOLERANCE = 0.001  # of a score in results.json, which has four decimals
 POSITIONS = 64  # positions with separate values; later positions count as the last one
 FREQUENCIES = 8  # classes of tokens by their rank in dict.txt: the 1st to 10th, 11th to 32nd, 33rd to 100th, ...
 
@@ -47,7 +49,6 @@ class Data(Protocol):
 
 
 D = TypeVar("D", bound=Data)
-N = TypeVar("N")
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,7 @@ class ScoringJob(Generic[D]):
         return [*averages, ScoredModel(LAST, self.run.last, [self.run.last])]
 
     def decoded(self, name: str, kind: str) -> Path:
-        """Return the path of an output of a model, RUN/decode/SUBSET.NAME.KIND."""
-        return self.run.file(f"decode/{self.subset}.{name}.{kind}")
+        return self.run.decoded(self.subset, name, kind)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,6 @@ class Candidate:
     """An evaluated run to be compared with others.
 
     model: the model that produced the score and the outputs; outputs: the data that the task's tests need
-    setting: the training command without the options that differ between seeds
     name: the name of the folder, or its path if another candidate's folder has the same name
     """
 
@@ -105,8 +104,6 @@ class Candidate:
     model: str
     score: float
     outputs: Any
-    setting: str
-    seed: str
     name: str
 
 
@@ -155,17 +152,17 @@ class Batch(ABC):
     def predicted(self) -> int:
         """The number of predictions: target tokens or images."""
 
-    @abstractmethod
     def kept(self, stack: str) -> Tensor | None:
         """Return a mask that is true at positions of a stack without padding; None if the batch has no padding."""
+        return None
 
-    @abstractmethod
     def classes(self, stack: str) -> dict[str, tuple[Tensor, int]]:
         """Return, for each kind of grouping, the class of every position and the number of classes."""
+        return {}
 
-    @abstractmethod
     def by_example(self, state: Tensor) -> Tensor:
         """Return a state with the examples in the first dimension."""
+        return state
 
 
 @dataclass(frozen=True)
@@ -182,56 +179,43 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Studied(Generic[D]):
+class Studied:
     """What a study does with the models of a task.
 
     measures: by name; best: the model whose scores are compared; shown: additional scores in the table
     floor: a measure and a threshold; a run with a lower score did not train, and its arm is not tested for significance
     curve: the quantity of analysis/curves.py that is plotted by epoch
     kept_files: patterns of the files in RUN/decode that are kept
-    score_together: returns the scores of a model on the concatenation of test sets, which are given by measure
     """
 
     measures: Mapping[str, Measure]
     best: str
     curve: str
     kept_files: tuple[str, ...]
-    score_together: Callable[[Sequence[ScoringJob[D]], str, Mapping[str, Sequence[str]]], dict[str, Scored]]
     shown: tuple[str, ...] = ()
     floor: tuple[str, float] | None = None
-
-
-@dataclass(frozen=True)
-class Analysed:
-    """How an analysis reads the examples of a task.
-
-    load: loads a subset into fairseq's task, without augmentation; ValueError if the data folder does not contain it
-    fits: returns, for every example of a loaded subset, whether it is short enough for the model
-    batches: yields the chosen examples in batches with at most so many padded positions per side
-    """
-
-    load: Callable[[Loaded, str], None]
-    fits: Callable[[Loaded, str], np.ndarray]
-    batches: Callable[[Loaded, str, list[int], int], Iterator[Batch]]
 
 
 class Task(ABC, Generic[D]):
     """The properties and operations of one task.
 
-    folder: the kind of its data folders
-    has_averages: whether averages of checkpoints are scored; otherwise only the last checkpoint is
+    folder: the kind of its data folders; score_name: of the score in tables and comparisons
     shows_spread: whether evaluating several runs also prints their spread over seeds
     table_headings: scores and speed in a table of runs; headings: columns of a comparison
     """
 
     folder: FolderKind
+    score_name: str
     words: Words
-    studied: Studied[D]
-    analysed: Analysed
-    has_averages: bool
+    studied: Studied
     shows_spread = False
     table_headings: tuple[str, str, str]
     headings: tuple[str, ...]
+
+    @property
+    def has_averages(self) -> bool:
+        """Whether averages of checkpoints are scored; otherwise only the last checkpoint is."""
+        return self.studied.best != LAST
 
     # ---------------------------------------------------------------------------------------------------- evaluation
 
@@ -245,13 +229,6 @@ class Task(ABC, Generic[D]):
     def task_flags(self, cfg: Any, data: D) -> tuple[str, ...]:
         """Return the flags of fairseq-generate that read a data folder with the fairseq task in a checkpoint's cfg."""
         return ("--task", self.folder.task)
-
-    def with_tokenizer(self, run: Run, results: Results, tokenize: str, data: Path | None) -> Results:
-        """Return results with the BLEU of the same translations under another tokeniser of sacrebleu.
-
-        Raises: ValueError if the task has no BLEU; see `read_outputs`.
-        """
-        raise ValueError(f"--tokenize {tokenize}: applies to BLEU, but {run.path} is a model of {self.folder.content}")
 
     @abstractmethod
     def test_set(self, results: Results) -> str:
@@ -272,22 +249,56 @@ class Task(ABC, Generic[D]):
         """
 
     @abstractmethod
+    def score_together(
+        self, jobs: Sequence[ScoringJob[D]], model: str, tests: Mapping[str, Sequence[str]]
+    ) -> dict[str, Scored]:
+        """Return the scores of a model on the concatenation of test sets. tests: by measure"""
+
     def not_as_published(self, job: ScoringJob[D]) -> list[str]:
         """Return the reasons why the scores cannot be compared with published ones, one phrase each."""
+        return [f"no published score of a model of {self.folder.content} is known to this version"]
+
+    # ------------------------------------------------------------------------------------------------------ analysis
+
+    @abstractmethod
+    def load_examples(self, loaded: Loaded, subset: str) -> None:
+        """Load a subset into fairseq's task, without augmentation.
+
+        Raises: ValueError if the data folder does not contain it.
+        """
+
+    @abstractmethod
+    def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
+        """Return, for every example of a loaded subset, whether it is short enough for the model."""
+
+    @abstractmethod
+    def batches(self, loaded: Loaded, subset: str, chosen: list[int], max_tokens: int) -> Iterator[Batch]:
+        """Yield the chosen examples in batches with at most so many padded positions per side."""
 
     # ----------------------------------------------------------------------------------------------- reading results
 
-    @abstractmethod
     def has_made(self, results: Results) -> bool:
         """Return whether results belong to this task."""
+        return self.score_name in results.scores.get(self.studied.best, {})
 
-    @abstractmethod
+    def main_score(self, run: Run, results: Results, model: str) -> float:
+        return score_of(run, results, model, self.score_name)
+
     def signature(self, results: Results) -> str:
         """Return the signature of the score shown in the table."""
+        return f"{self.score_name} {results.signature}"
 
-    @abstractmethod
     def table_scores(self, run: Run, results: Results) -> tuple[str, str]:
-        """Return the two scores of a run for the table."""
+        """Return the two scores of a run for the table: of the average and of the last checkpoint."""
+        averaged, last = (self.main_score(run, results, model) for model in (self.studied.best, LAST))
+        return f"{averaged:.2f}", f"{last:.2f}"
+
+    def with_tokenizer(self, run: Run, results: Results, tokenize: str, data: Path | None) -> Results:
+        """Return results with the BLEU of the same translations under another tokeniser of sacrebleu.
+
+        Raises: ValueError if the task has no BLEU; see `read_outputs`.
+        """
+        raise ValueError(f"--tokenize {tokenize}: applies to BLEU, but {run.path} is a model of {self.folder.content}")
 
     # ---------------------------------------------------------------------------------------------------- comparison
 
@@ -308,12 +319,15 @@ class Task(ABC, Generic[D]):
 
     def list_apart(self, candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows]:
         """Return headings and a row for every candidate, without significance tests."""
-        rows = [(each.name, each.results.architecture, f"{each.score:.2f}") for each in candidates]
-        return self.headings[:3], list(rows)
+        return self.headings[:3], [self.row(each) for each in candidates]
 
-    @abstractmethod
+    def row(self, candidate: Candidate, *tests: str) -> tuple[str, ...]:
+        return candidate.name, candidate.results.architecture, f"{candidate.score:.2f}", *tests
+
     def spread(self, seeds: Sequence[Candidate]) -> str:
         """Return a summary of the scores of runs that differ only by seed."""
+        scores = [each.score for each in seeds]
+        return f"{self.score_name} {statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
 
     def texts(self, candidates: Sequence[Candidate], data: Path | None = None) -> Texts | None:
         """Return the texts that the candidates produced; None if the task does not produce text.
@@ -323,30 +337,65 @@ class Task(ABC, Generic[D]):
         return None
 
 
-def conditions(results: Results, model: str, score: str = "BLEU") -> dict[str, object]:
-    """Return the conditions that must be equal for two results to be comparable, by readable name.
+class ExampleTask(Task[D]):
+    """A task whose score is a mean over examples: two runs are compared by the differences of these examples."""
 
-    score: the name of the score whose signature is one of the conditions
-    """
-    facts: dict[str, object] = {
-        "corpus": results.corpus,
-        "test set": results.subset,
-        "number of examples": results.sentences,
-        score: results.signature,
-        "decoding": results.decoding,
-    }
-    count = len(results.averaged_checkpoints)
-    return {**facts, "number of averaged checkpoints": count} if model == "averaged" else facts
+    @abstractmethod
+    def interval(self, candidate: Candidate) -> tuple[float, float]:
+        """Return the 95% interval of a candidate's score."""
+
+    @abstractmethod
+    def test(self, candidate: Candidate, baseline: Candidate) -> Paired: ...
+
+    @abstractmethod
+    def notes(self, baseline: Candidate) -> list[str]:
+        """Return notes on the data, the tests and the signature."""
+
+    def compare(self, candidates: Sequence[Candidate]) -> tuple[TableRows, list[str]]:
+        baseline, rows = candidates[0], self.list_apart(candidates[:1])[1]
+        for each in candidates[1:]:
+            than = self.test(each, baseline)
+            tests = f"{than.difference:+.2f}", f"{than.low:+.2f} to {than.high:+.2f}", f"{than.p:.4f}"
+            rows.append(self.row(each, *tests))
+        return rows, self.notes(baseline)
+
+    def list_apart(self, candidates: Sequence[Candidate]) -> tuple[tuple[str, ...], TableRows]:
+        rows: TableRows = []
+        for each in candidates:
+            low, high = self.interval(each)
+            rows.append(self.row(each, "", f"{low:.2f} to {high:.2f}", "" if rows else "baseline"))
+        return self.headings, rows
 
 
-def check_conditions(first: Candidate, other: Candidate, score: str = "BLEU") -> None:
-    """Raise ValueError naming both runs and the condition that differs; see `conditions`."""
-    mine, theirs = (conditions(each.results, each.model, score) for each in (first, other))
+def check_conditions(first: Candidate, other: Candidate) -> None:
+    """Raise ValueError naming both runs and the condition that differs, if one does."""
+
+    def conditions(results: Results) -> dict[str, object]:
+        count = len(results.averaged_checkpoints) if first.model == "averaged" else None
+        return {
+            "corpus": results.corpus,
+            "test set": results.subset,
+            "number of examples": results.sentences,
+            first.task.score_name: results.signature,
+            "decoding": results.decoding,
+            "number of averaged checkpoints": count,
+        }
+
+    mine, theirs = conditions(first.results), conditions(other.results)
     for what in mine:
         if mine[what] != theirs[what]:
-            raise ValueError(
-                f"{first.path} and {other.path} cannot be compared: {what} differs ({mine[what]} and {theirs[what]})"
-            )
+            raise cannot_compare(first, other, f"{what} differs ({mine[what]} and {theirs[what]})")
+
+
+def cannot_compare(first: Candidate, other: Candidate, why: str) -> ValueError:
+    return ValueError(f"{first.path} and {other.path} cannot be compared: {why}")
+
+
+def not_scored(run: Run, subset: str, said: str, file: Path, found: str) -> ValueError:
+    """Return the error for a score in results.json that is not the score of the outputs."""
+    return ValueError(
+        f"{run.results(subset)}: contains {said}, but {file} has {found}; run {EVALUATE} {run.path} again"
+    )
 
 
 def score_of(run: Run, results: Results, model: str, name: str) -> float:
@@ -361,5 +410,4 @@ def score_of(run: Run, results: Results, model: str, name: str) -> float:
 
 
 def article(noun: str) -> str:
-    """Return a noun with its indefinite article."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"

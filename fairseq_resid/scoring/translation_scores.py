@@ -4,23 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ..data.text.bleu import default_tokenizer, metric
 from ..data.text.forms import TOKENISED, TextForm
+from ..runs.run import Scored
 
 # "rich-text format" becomes "rich ##AT##-##AT## text format". EN-DE papers since Luong et al. 2015 usually score
 # this way, and so does tensor2tensor's get_ende_bleu.sh.
 COMPOUND = re.compile(r"(\S)-(\S)")
-
-
-@dataclass(frozen=True)
-class Score:
-    """A corpus score and its sacrebleu signature."""
-
-    value: float
-    signature: str
 
 
 def bleu(
@@ -29,7 +21,7 @@ def bleu(
     tokenize: str = "13a",
     lowercase: bool = False,
     smooth: str = "exp",
-) -> Score:
+) -> Scored:
     """Score hypotheses against one reference each; `tokenize` and `smooth` are names from sacrebleu.
 
     Raises: ValueError if there are no sentences, if the number of hypotheses is not the number of references, or if the
@@ -39,7 +31,7 @@ def bleu(
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references: must be equal and at least 1")
     measured = metric(tokenize, lowercase, smooth)
     score = measured.corpus_score(hypotheses, [references])
-    return Score(score.score, measured.get_signature().format())
+    return Scored(score.score, measured.get_signature().format())
 
 
 def statistics(hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a") -> list[list[int]]:
@@ -55,13 +47,13 @@ def bleu_of(summed: Any) -> float:
     return float(BLEU.compute_bleu(counts[:4], counts[4:], int(length), int(reference), smooth_method="exp").score)
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Scored:
     """Score hypotheses with chrF2 (character n-grams up to 6), using the defaults of sacrebleu."""
     from sacrebleu.metrics.chrf import CHRF
 
     measured = CHRF()
     score = measured.corpus_score(hypotheses, [references])
-    return Score(score.score, measured.get_signature().format())
+    return Scored(score.score, measured.get_signature().format())
 
 
 def split_compounds(line: str) -> str:
@@ -71,7 +63,7 @@ def split_compounds(line: str) -> str:
 
 def side_by_side(
     hypotheses: Sequence[str], references: Sequence[str], form: TextForm, tokenize: str = "13a"
-) -> dict[str, Score]:
+) -> dict[str, Scored]:
     """Return the scores used in publications, by label, for text in the form of the corpus.
 
     detokenised                  BLEU with `tokenize` (13a for most languages; if that is none, as the corpus is

@@ -140,7 +140,7 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
         evaluate.evaluate(one)
     task = valid.task
     tests = {measure: study.tests_of(measure) for measure in task.studied.measures}
-    scores = {model.name: task.studied.score_together(jobs, model.name, tests) for model in valid.models()}
+    scores = {model.name: task.score_together(jobs, model.name, tests) for model in valid.models()}
     return replace(note, scores=scores)
 
 

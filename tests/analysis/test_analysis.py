@@ -39,7 +39,7 @@ def sas(sas_checkpoint: Path, corpus: Path) -> Loaded:
 
 
 def text(loaded: Loaded, max_tokens: int = 4096, count: int = 20) -> list[Any]:
-    return list(TRANSLATION.analysed.batches(loaded, "valid", choose_examples(loaded, "valid", count), max_tokens))
+    return list(TRANSLATION.batches(loaded, "valid", choose_examples(loaded, "valid", count), max_tokens))
 
 
 def test_measurements_equal_those_of_single_sentences(sas: Loaded) -> None:

@@ -17,7 +17,6 @@ from fairseq_resid.data.captions import caption_folder as folder
 from fairseq_resid.files import sha256
 from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring import caption_scores, kinds, likelihood, significance
-from fairseq_resid.scoring import captions as captioning
 from fairseq_resid.scoring.caption_scores import CaptionScore
 from fairseq_resid.tasks.cider import Cider
 
@@ -105,15 +104,15 @@ def test_measures_are_means_over_images(tmp_path: Path) -> None:
     run = Run(tmp_path)
     (tmp_path / "decode").mkdir()
     scores = [CaptionScore("7", 120.0, 2), CaptionScore("9", 60.0, 1)]
-    caption_scores.write_scores(captioning.scores_file(run, "test", "averaged"), scores)
+    CaptionScore.write(run.decoded("test", "averaged", "cider"), scores)
     sentences = [likelihood.Sentence(2.0, 4), likelihood.Sentence(4.0, 2), likelihood.Sentence(6.0, 6)]
-    likelihood.write_nll(tmp_path / "decode" / "test.averaged.nll", sentences)
+    likelihood.Sentence.write(tmp_path / "decode" / "test.averaged.nll", sentences)
     measures = kinds.of_measure("CIDEr").studied.measures
     assert measures["NLL"].parts(run, "test") == [[6.0, 6.0], [6.0, 6.0]]
     for name, expected in (("CIDEr", 90.0), ("NLL", 1.0)):
         parts = np.array(measures[name].parts(run, "test"))
         assert measures[name].score(parts.sum(axis=0)) == pytest.approx(expected)
-    likelihood.write_nll(tmp_path / "decode" / "test.averaged.nll", sentences[:2])
+    likelihood.Sentence.write(tmp_path / "decode" / "test.averaged.nll", sentences[:2])
     with pytest.raises(ValueError, match=r"test.averaged.nll: 2 captions, but 3 references in "):
         measures["NLL"].parts(run, "test")
 
@@ -136,7 +135,7 @@ def test_scores_are_those_of_the_decoded_captions(data: Path, runs: list[Path], 
     assert scores["CIDEr"].score == pytest.approx(100 * float(np.mean(cider)), abs=1e-3)
     assert scores["CIDEr"].signature == "nrefs:2|tok:ptb|case:lc|pycocoevalcap:1.2"
     assert {"METEOR", "ROUGE-L", "BLEU-1", "NLL"} <= scores.keys() and "SPICE" not in scores
-    nll = likelihood.read_nll(runs[1] / "decode" / "test.averaged.nll")
+    nll = likelihood.Sentence.read(runs[1] / "decode" / "test.averaged.nll")
     assert len(nll) == 12 and scores["NLL"].score == pytest.approx(likelihood.mean(nll), abs=1e-4)
     assert main(["evaluate", str(runs[1]), "--subset", "test", "--cpu"]) == 0
     said = capsys.readouterr().out
@@ -196,7 +195,7 @@ def test_folder_that_does_not_fit_the_model_is_refused(
     assert main(["evaluate", str(trained[0]), "--subset", "nosuch", "--cpu"]) == 2
     assert "nosuch: no such subset" in capsys.readouterr().err
     assert main(["evaluate", str(trained[0]), "--as-published", "--cpu"]) == 2
-    assert "does not state how its captioning models were trained" in capsys.readouterr().err
+    assert "no published score of a model of captions" in capsys.readouterr().err
 
 
 def test_study_of_captions_runs_end_to_end(recipe: Path, runs: list[Path], tmp_path: Path) -> None:

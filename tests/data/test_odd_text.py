@@ -196,8 +196,8 @@ def test_any_text_survives_log_and_scoring(tmp_path: Path) -> None:
     assert decoding.read_hypotheses(log) == found
     for form in (TextForm("en"), TextForm("de", "moses"), TextForm("vi", "escaped")):
         scores = translation_scores.side_by_side(found, found[::-1], form)
-        assert all(0 <= score.value <= 100 for score in scores.values())
-    assert translation_scores.bleu(found, found).value == pytest.approx(100)
+        assert all(0 <= score.score <= 100 for score in scores.values())
+    assert translation_scores.bleu(found, found).score == pytest.approx(100)
     assert len(translation_scores.statistics(found, found[::-1])) == len(found)
 
 

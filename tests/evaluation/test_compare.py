@@ -14,8 +14,7 @@ import pytest
 
 from fairseq_resid import fairseq_patches
 from fairseq_resid.evaluation import compare
-from fairseq_resid.scoring import translation as translating
-from fairseq_resid.scoring import translation_scores
+from fairseq_resid.scoring import generated, translation_scores
 from support.scored_runs import REFERENCES, data_folder, evaluated, sentences, translate, write
 
 pytestmark = pytest.mark.once
@@ -98,7 +97,7 @@ def test_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypa
         results = json.loads((run / "results.json").read_text())
         (run / "results.json").write_text(json.dumps({**results, "data": "data-bin/tiny"}))
     monkeypatch.setattr(fairseq_patches, "load_checkpoint", lambda path: path)
-    monkeypatch.setattr(translating, "find_data", lambda run, state: data)
+    monkeypatch.setattr(generated, "find_data", lambda run, state: data)
     assert compare.main(list(map(str, runs))) == 2
     assert "data-bin/tiny: no such data folder" in capsys.readouterr().err
     for run in runs:
@@ -136,7 +135,7 @@ def test_scores_with_different_references_or_bleu_are_refused(data: Path, tmp_pa
         write(other / "ref" / "test.xx", references)
         (other / "corpus.json").write_text(json.dumps({**told, "bleu_tokenize": tokenize}))
         score = translation_scores.bleu(lines, references, tokenize)
-        changed = {"data": str(other), "bleu": {"averaged": score.value, "last": 0}, "signature": score.signature}
+        changed = {"data": str(other), "bleu": {"averaged": score.score, "last": 0}, "signature": score.signature}
         (two / "results.json").write_text(json.dumps({**results, **changed}))
         assert compare.main([str(one), str(two)]) == 2
         assert said in capsys.readouterr().err

@@ -13,8 +13,9 @@ from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.settings import Settings
 from fairseq_resid.scoring import decoding
+from fairseq_resid.scoring.generated import translate
 from fairseq_resid.scoring.task import ScoredModel, ScoringJob
-from fairseq_resid.scoring.translation import TRANSLATION, translate
+from fairseq_resid.scoring.translation import TRANSLATION
 from support.evaluation import BIN
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -64,7 +65,7 @@ def test_translation_is_restored_to_the_form_of_the_corpus(
     checkpoint.touch()
 
     def decode(words: list[str], log: Path, *_: Any) -> None:
-        log.parent.mkdir(parents=True)
+        log.parent.mkdir(exist_ok=True)
         log.write_text(f"D-1\t-0.5\t\nD-0\t-0.25\t{decoded}\n")
 
     monkeypatch.setattr(decoding, "decode", decode)

@@ -35,17 +35,17 @@ def test_evaluation_runs_end_to_end(evaluated: str, here: Run) -> None:
         hypotheses = read_lines(here.decode / f"test.{name}.hyp")
         assert len(hypotheses) == SENTENCES and not any("@@" in line for line in hypotheses)
         score = translation_scores.bleu(hypotheses, references)
-        assert results["bleu"][name] == pytest.approx(score.value, abs=1e-3)
+        assert results["bleu"][name] == pytest.approx(score.score, abs=1e-3)
         beside = results["scores"][name]
-        assert beside["detokenised"] == {"score": round(score.value, 4), "signature": score.signature}
-        sentences = likelihood.read_nll(here.decode / f"test.{name}.nll")
+        assert beside["detokenised"] == {"score": round(score.score, 4), "signature": score.signature}
+        sentences = likelihood.Sentence.read(here.decode / f"test.{name}.nll")
         assert [one.tokens for one in sentences] == [len(line.split()) + 1 for line in read_lines(Path("raw/test.fr"))]
         assert beside.pop("NLL") == {"score": round(likelihood.mean(sentences), 4), "signature": likelihood.UNIT}
         assert set(beside) == {"detokenised", "detokenised, lower case", "tokenised", "chrF"}
         assert all(found["signature"].startswith("nrefs:1|") for found in beside.values())
         assert score.signature == results["signature"] and score.signature.startswith(SIGNATURE)
         assert re.search(
-            rf"^checkpoints/run test: BLEU .*{name} {score.value:.2f}\b.*  {re.escape(score.signature)}$",
+            rf"^checkpoints/run test: BLEU .*{name} {score.score:.2f}\b.*  {re.escape(score.signature)}$",
             evaluated,
             re.M,
         )
@@ -76,7 +76,7 @@ def test_nll_equals_score_reference_of_fairseq_generate(evaluated: str, here: Ru
     found = {}
     for number, scores in re.findall(r"^P-(\d+)\t(.*)$", out, re.MULTILINE):
         found[int(number)] = [-math.log(2) * float(score) for score in scores.split()]
-    ours = likelihood.read_nll(here.decode / "test.averaged.nll")
+    ours = likelihood.Sentence.read(here.decode / "test.averaged.nll")
     assert [one.tokens for one in ours] == [len(found[number]) for number in range(SENTENCES)]
     for number, one in enumerate(ours):
         assert one.nll == pytest.approx(sum(found[number]), abs=1e-4 * one.tokens)

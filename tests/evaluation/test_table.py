@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fairseq_resid.evaluation import table
+from fairseq_resid.evaluation import layout, table
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from support.evaluation import SIGNATURE
@@ -58,7 +58,8 @@ def test_table_in_terminal_shows_every_character(tmp_path: Path) -> None:
     path = results(tmp_path, "one", long)
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=80, color_system=None)
-    table.show({path: Run(path).read_results()}, terminal)
+    runs = {path: Run(path).read_results()}
+    layout.show(table.headings(runs), table.rows(runs), table.notes(runs), terminal)
     lines = screen.getvalue().splitlines()
     assert "…" not in screen.getvalue() and max(map(len, lines)) <= 80
     assert "125,952,060" in screen.getvalue() and "1:06:40" in screen.getvalue()

@@ -31,7 +31,7 @@ from fairseq_resid.export.proof import bleu_of
 from fairseq_resid.export.translator import Translator
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.made_from import FileState, MadeFrom
-from fairseq_resid.runs.run import ByModel, Results, Run
+from fairseq_resid.runs.run import Results, Run
 from fairseq_resid.runs.training_log import TrainingSummary
 from fairseq_resid.scoring import translation_scores
 from support.engines import need
@@ -152,14 +152,14 @@ def test_evaluate_shows_bleu_of_export_and_of_its_run(
     assert f"(fairseq-resid evaluate {tmp_path / 'run'} scores the run)" in capsys.readouterr().out
     bleu = translation_scores.bleu(expected, read_lines(corpus / "ref" / "test.xx"))
     (tmp_path / "run").mkdir()
-    scores = ByModel(averaged=1.0, last=bleu.value)
+    scores = {"averaged": 1.0, "last": bleu.score}
     decoding = {"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50"}
     results = Results("", 1, "tiny", "test", TrainingSummary(), scores, bleu.signature, decoding=decoding)
     records.write(tmp_path / "run" / "results.json", results)
     assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
     beside = capsys.readouterr().out
-    assert f"out test: BLEU {bleu.value:.2f}  {bleu.signature}  (fairseq, " in beside
-    assert f"checkpoint_last.pt of run: {bleu.value:.2f})" in beside
+    assert f"out test: BLEU {bleu.score:.2f}  {bleu.signature}  (fairseq, " in beside
+    assert f"checkpoint_last.pt of run: {bleu.score:.2f})" in beside
     greedy = dataclasses.replace(results, decoding={**decoding, "beam": "1"})
     records.write(tmp_path / "run" / "results.json", greedy)
     assert evaluate.main([str(tmp_path / "out"), "--subset", "test"]) == 0
@@ -202,7 +202,7 @@ def test_score_of_a_run_is_shown_only_if_the_run_is_unchanged(
     note = MadeFrom([FileState("checkpoint2.pt", 1, 1), FileState("averaged.pt", 1, 1)])
     records.write(run.file("averaged.json"), note)
     decoding = {"beam": "4", "lenpen": "0.6", "max-len-a": "1", "max-len-b": "50"}
-    training, scores = TrainingSummary(num_updates=updates), ByModel(averaged=1.0, last=2.0)
+    training, scores = TrainingSummary(num_updates=updates), {"averaged": 1.0, "last": 2.0}
     results = Results("", 1, "tiny", "test", training, scores, "", averaged_checkpoints=[averaged], decoding=decoding)
     records.write(run.results(), results)
     text = engines.Text("a", "b")

@@ -75,6 +75,6 @@ def test_mcnemar_and_intervals_match_known_values() -> None:
     # On 2 images only the first model is wrong, and on 10 only the second, so p is two-sided for 12 fair coin flips.
     assert found.p == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)
     assert found.low < -8 < found.high < 0
-    low, high = images.interval(baseline)
+    low, high = significance.wilson(images.wrong(baseline))
     assert low == pytest.approx(21.895, abs=1e-2) and high == pytest.approx(39.583, abs=1e-2)  # Wilson, by hand
     assert significance.over_runs([1.0, 2.0, 3.0]) == "mean 2.00 ± 1.00%, 95% interval -0.48 to 4.48, median 2.00%"

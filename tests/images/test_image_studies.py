@@ -13,7 +13,7 @@ import pytest
 from fairseq_resid.__main__ import main
 from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring import kinds
-from fairseq_resid.scoring.images import Answer, answers_file, write_answers
+from fairseq_resid.scoring.images import Answer
 
 pytestmark = pytest.mark.once
 
@@ -27,7 +27,8 @@ def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
         Answer(2, 2, 0.5),
         Answer(2, 0, 3.0),
     ]
-    write_answers(answers_file(Run(tmp_path), "test"), given)
+    (tmp_path / "decode").mkdir()
+    Answer.write(Run(tmp_path).decoded("test", "last", "images"), given)
     for name, expected in (("error", 50.0), ("NLL", 1.5)):
         measure = kinds.of_measure("error").studied.measures[name]
         assert measure.score(np.array(measure.parts(Run(tmp_path), "test")).sum(axis=0)) == pytest.approx(expected)
@@ -35,11 +36,12 @@ def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
 
 def test_each_measure_is_scored_on_its_own_test_sets(tmp_path: Path) -> None:
     run = Run(tmp_path)
+    run.decode.mkdir()
     for subset, predicted, nll in (("test", 1, 0.5), ("valid", 0, 1.5)):
-        write_answers(answers_file(run, subset), [Answer(1, predicted, nll)] * 4)
+        Answer.write(run.decoded(subset, "last", "images"), [Answer(1, predicted, nll)] * 4)
     jobs = [SimpleNamespace(run=run, subset=subset) for subset in ("test", "valid")]
     tests = {"error": ("test",), "NLL": ("test", "valid")}
-    scores = kinds.of_measure("error").studied.score_together(jobs, "last", tests)
+    scores = kinds.of_measure("error").score_together(jobs, "last", tests)
     assert (scores["error"].score, scores["NLL"].score) == (0.0, 1.0)
 
 

@@ -166,7 +166,7 @@ def test_score_of_the_last_checkpoint_is_beside_the_average(runs: list[Path], tm
     assert "BLEU avg BLEU last" in " ".join(text.split())
     for run in runs:
         bleu = Run(run).read_results().bleu
-        assert bleu and f"arch_{run.name} {bleu.averaged:.2f} {bleu.last:.2f}" in " ".join(text.split())
+        assert bleu and f"arch_{run.name} {bleu['averaged']:.2f} {bleu['last']:.2f}" in " ".join(text.split())
 
 
 def test_runs_with_the_same_folder_name_keep_their_own_outputs(data: Path, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_scores_are_shown_without_the_data(data: Path, runs: list[Path], tmp_pat
     assert "parameters" in said and "tokens/s" in said and "Tested against" not in said
     for run in runs:
         bleu = Run(run).read_results().bleu
-        assert bleu and f" {bleu.averaged:.2f} " in said
+        assert bleu and f" {bleu['averaged']:.2f} " in said
     assert report.main([*map(str, runs), "--data", str(elsewhere), "--out", str(out)]) == 0
     text = out.read_text()
     assert "no such data folder" not in text and "Tested against" in text and 'id="samples"' in text

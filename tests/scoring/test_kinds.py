@@ -10,7 +10,7 @@ import pytest
 
 from fairseq_resid.data import folders
 from fairseq_resid.evaluation import compare
-from fairseq_resid.runs.run import ByModel, Results, Scored
+from fairseq_resid.runs.run import Results, Scored
 from fairseq_resid.runs.training_log import TrainingSummary
 from fairseq_resid.scoring import kinds
 from fairseq_resid.scoring.task import Task
@@ -22,7 +22,7 @@ def results(**scores: Any) -> Results:
     return Results("arch", 1, "corpus", "test", TrainingSummary(), **scores)
 
 
-TEXT = results(bleu=ByModel(30.0, 29.0))
+TEXT = results(bleu={"averaged": 30.0, "last": 29.0})
 IMAGES = results(scores={"last": {"error": Scored(8.0, "percent")}})
 CAPTIONS = results(scores={"averaged": {"CIDEr": Scored(90.0, "nrefs:5")}})
 
@@ -58,10 +58,9 @@ def test_attributes_of_every_task_are_consistent() -> None:
 
 
 def test_error_names_results_of_different_tasks() -> None:
-    what = "{first} {first_content} {second} {second_content}"
-    assert compare.one_task({Path("a"): IMAGES, Path("b"): IMAGES}, what) is kinds.of_measure("error")
-    with pytest.raises(ValueError, match=r"^b images a text$"):
-        compare.one_task({Path("a"): TEXT, Path("b"): IMAGES}, what)
+    assert compare.one_task({Path("a"): IMAGES, Path("b"): IMAGES}) is kinds.of_measure("error")
+    with pytest.raises(ValueError, match=r"^b and a cannot be compared: a model of images and a model of text$"):
+        compare.one_task({Path("a"): TEXT, Path("b"): IMAGES})
 
 
 def test_folder_defaults_to_text_without_images_json(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ Capture = pytest.CaptureFixture[str]
 
 def test_bleu_and_its_signature_equal_those_of_sacrebleu() -> None:
     lines = ["the cat sat on the mat .", "a dog barks , loudly"]
-    assert translation_scores.bleu(lines, lines).value == pytest.approx(100)
+    assert translation_scores.bleu(lines, lines).score == pytest.approx(100)
     assert "tok:char" in translation_scores.bleu(lines, lines, "char").signature
     with pytest.raises(ValueError, match="1 hypotheses for 2 references: must be equal"):
         translation_scores.bleu(lines[:1], lines)
@@ -65,13 +65,13 @@ def test_tokenised_bleu_equals_that_of_independent_implementation(form: str) -> 
     tokens = [[moses.to_model(line) for line in side] for side in (hypotheses, references)]
     own = [[escape(line) for line in side] for side in tokens] if form == "escaped" else [hypotheses, references]
     found = translation_scores.side_by_side(*own, TextForm("de", form))
-    assert found["tokenised"].value == pytest.approx(multi_bleu(*tokens), abs=1e-6)
+    assert found["tokenised"].score == pytest.approx(multi_bleu(*tokens), abs=1e-6)
     split = [[line.replace("-", " ##AT##-##AT## ") for line in side] for side in tokens]
-    assert found["tokenised, compounds split"].value == pytest.approx(multi_bleu(*split), abs=1e-6)
-    assert found["tokenised"].value != pytest.approx(found["tokenised, compounds split"].value, abs=0.1)
+    assert found["tokenised, compounds split"].score == pytest.approx(multi_bleu(*split), abs=1e-6)
+    assert found["tokenised"].score != pytest.approx(found["tokenised, compounds split"].score, abs=0.1)
     # The detokenised text does not depend on the form of the corpus.
     assert found["detokenised"] == translation_scores.bleu(hypotheses, references)
-    assert found["detokenised, lower case"].value > found["detokenised"].value
+    assert found["detokenised, lower case"].score > found["detokenised"].score
     assert (
         "tok:none|smooth:none" in found["tokenised"].signature
         and "case:lc" in found["detokenised, lower case"].signature
@@ -90,7 +90,7 @@ def test_tokenised_bleu_equals_that_of_fairseq_score(tmp_path: Path, capsys: Cap
     cli_main()
     theirs = re.search(r"BLEU4 = ([\d.]+),", capsys.readouterr().out)
     assert theirs
-    mine = translation_scores.side_by_side(hypotheses, references, TextForm("en"))["tokenised"].value
+    mine = translation_scores.side_by_side(hypotheses, references, TextForm("en"))["tokenised"].score
     assert mine == pytest.approx(float(theirs[1]), abs=0.006)
 
 

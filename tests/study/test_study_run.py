@@ -32,7 +32,7 @@ def test_small_study_runs_end_to_end(
     assert "recipe.wild.seed1: diverged" in capsys.readouterr().out
     kept_run = Run(tmp_path / "real" / "recipe.base.seed1")
     made = records.read(kept.note_file(kept_run.path), Note)
-    sentences = likelihood.read_nll(kept_run.decode / "test.averaged.nll")
+    sentences = likelihood.Sentence.read(kept_run.decode / "test.averaged.nll")
     assert made.scores["averaged"]["NLL"].score == pytest.approx(likelihood.mean(sentences), abs=1e-4)
     assert kept_run.read_results().scores["averaged"]["NLL"].score == pytest.approx(
         likelihood.mean(sentences), abs=1e-4

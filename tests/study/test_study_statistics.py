@@ -170,4 +170,4 @@ def test_bleu_from_summed_statistics_equals_bleu() -> None:
     hypotheses = ["the cat sat on the mat .", "a dog runs fast today", "hello there my friend"]
     references = ["the cat sat on a mat .", "a dog runs very fast today", "hello there , my friend"]
     summed = np.array(translation_scores.statistics(hypotheses, references)).sum(axis=0)
-    assert translation_scores.bleu_of(summed) == pytest.approx(translation_scores.bleu(hypotheses, references).value)
+    assert translation_scores.bleu_of(summed) == pytest.approx(translation_scores.bleu(hypotheses, references).score)

@@ -57,7 +57,7 @@ def evaluated(data: Path, name: str, quality: float, seed: int = 1, flags: str =
         "architecture": f"arch_{name}",
         "parameters": 1,
         "training": {},
-        "bleu": {model: round(score.value, 4) for model, score in scores.items()},
+        "bleu": {model: round(score.score, 4) for model, score in scores.items()},
         "signature": scores["last"].signature,
         "corpus": "tiny",
         "data": str(data),

@@ -68,7 +68,7 @@ def keep(folder: Path, run: Planned, nll: float, trial: plan.Study, **changes: A
     decode = Run(place).decode
     decode.mkdir(parents=True)
     for subset in trial.tests:
-        likelihood.write_nll(
+        likelihood.Sentence.write(
             decode / f"{subset}.averaged.nll", [likelihood.Sentence(nll * count, count) for count in (4, 9)]
         )
         (decode / f"{subset}.averaged.bleu").write_text("9\t9\t8\t6\t5\t4\t9\t7\t6\t5\n" * 2)
