@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from pathlib import Path
@@ -57,7 +57,6 @@ def request(
     """
     base, own = place_data(recipe.read(name), arch, extra)
     given = base.and_then(own)
-    check_architecture(arch, given)
     run = Run(folder or Path("checkpoints") / f"{Path(name).stem}-{arch}")
     if folders.is_data_folder(run.path):
         raise ValueError(f"--run {run.path}: is a data folder; must be a new folder or a run folder")
@@ -81,14 +80,16 @@ def place_data(argv: Sequence[str], arch: str, extra: Sequence[str]) -> tuple[Tr
     """Return the recipe's command, with the user's data folder if one is given, and the user's flags.
 
     Raises: ValueError naming a flag that is set here or that fairseq-train does not have, or the data folders unless
-    there is exactly one.
+    there is exactly one; see also `check_architecture`.
     """
+    roughly = dict(TrainingCommand.parse([*argv, *extra]).flags)  # a value may be followed by the data folder
     # This check must come first: fairseq's parser imports the folder of --user-dir, which runs the code in it.
-    for flag, _ in TrainingCommand.parse([*argv, *extra]).flags:
+    for flag in roughly:
         if flag in RESERVED_FLAGS:
             raise ValueError(
                 f"{flag}: set by this command; choose the folder with --run and the architecture with --arch"
             )
+    check_architecture(arch, {flag: values[0] for flag, values in roughly.items() if values})
     recipes = list(takewhile(lambda word: not FLAG.match(word), argv))
     rest, mine = (list(map(Argument, part)) for part in (argv[len(recipes) :], extra))
     given = positional([*(recipes or ["DATA"])[:1], *rest, "--arch", arch, *mine])
@@ -108,15 +109,10 @@ def positional(argv: Sequence[str]) -> list[str]:
     Raises: ValueError naming the flag, and the problem or similar flags.
     """
     from fairseq import options, utils
-    from fairseq.models import ARCH_CONFIG_REGISTRY
 
     from .. import models  # noqa: F401  (patches fairseq)
 
     utils.import_user_module(argparse.Namespace(user_dir=str(machine.PACKAGE)))  # the flags of models and tasks
-    arch = argv[argv.index("--arch") + 1]
-    if arch not in ARCH_CONFIG_REGISTRY:  # fairseq would list all of them
-        near = difflib.get_close_matches(arch, ARCH_CONFIG_REGISTRY, n=4) or ["transformer", "transformer_sas"]
-        raise ValueError(f"--arch {arch}: no such architecture; similar ones: {', '.join(near)}")
 
     def refuse(message: str) -> NoReturn:
         raise ValueError(message)
@@ -133,17 +129,21 @@ def positional(argv: Sequence[str]) -> list[str]:
     return unknown
 
 
-def check_architecture(arch: str, given: TrainingCommand) -> None:
+def check_architecture(arch: str, given: Mapping[str, str]) -> None:
     """Check that an architecture is for the kind of data of the recipe's task, and that its size is the recipe's.
 
-    Raises: ValueError naming the architecture and the task, or both sizes.
+    given: values of flags; fairseq's parser has the flags of the architecture's model, so it could only name others
+    Raises: ValueError naming similar architectures, the architecture and the task, or both sizes.
     """
     from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 
     from ..models import TASKS
     from ..models.architectures import FAMILIES
 
-    task = given.value("--task", folders.TEXT.task)
+    if arch not in ARCH_CONFIG_REGISTRY:  # fairseq would list all of them
+        near = difflib.get_close_matches(arch, ARCH_CONFIG_REGISTRY, n=4) or ["transformer", "transformer_sas"]
+        raise ValueError(f"--arch {arch}: no such architecture; similar ones: {', '.join(near)}")
+    task = given.get("--task", folders.TEXT.task)
     kind, wanted = map(folders.of_task, (TASKS.get(ARCH_MODEL_NAME_REGISTRY[arch], folders.TEXT.task), task))
     if kind is not wanted:
         raise ValueError(
@@ -157,7 +157,7 @@ def check_architecture(arch: str, given: TrainingCommand) -> None:
     ARCH_CONFIG_REGISTRY[arch](preset)
     for flag in SIZES:
         own = getattr(preset, flag[2:].replace("-", "_"), None)
-        if own is not None and (asked := given.value(flag, str(own))) != str(own):
+        if own is not None and (asked := given.get(flag, str(own))) != str(own):
             raise ValueError(
                 f"--arch {arch}: has {flag} {own}, but the recipe has {asked}; use an architecture without "
                 f"a size ({', '.join(families)}) or give {flag} {own}"
