@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -56,6 +56,13 @@ class Recorded:
         if damaged:
             raise ValueError(f"{data}: damaged: {'; '.join(damaged)}; remove the folder and prepare it again")
         return known
+
+    def write(self, data: Path) -> None:
+        """Write the record of a data folder, with the sizes and checksums of all files in it."""
+        files = {file.relative_to(data).as_posix(): file for file in sorted(data.rglob("*")) if file.is_file()}
+        sizes = {name: file.stat().st_size for name, file in files.items()}
+        sums = {name: sha256(file) for name, file in files.items()}
+        records.write(data / self.file, replace(self, sizes=sizes, checksums=sums))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -185,7 +185,6 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Pat
     write_text(data / DICTIONARY, "".join(f"{word} {count}\n" for word, count in words))
     if manifest.width not in (None, width):
         wrong.append(f"{width:,} features per region, not {manifest.width:,}")
-    files = {file.relative_to(data).as_posix(): file for file in sorted(data.rglob("*")) if file.is_file()}
     record = CaptionRecord(
         name=options.out.name if manifest is CUSTOM else manifest.name,
         counts={split: len(corpus.words[split].ids) for split in SPLITS},
@@ -200,10 +199,8 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Pat
         differences=wrong,
         unverified=[] if manifest is CUSTOM else ["captions and features (no known checksums)"],
         asked=asked(manifest, options),
-        sizes={name: file.stat().st_size for name, file in files.items()},
-        checksums={name: sha256(file) for name, file in files.items()},
     )
-    records.write(data / RECORD, record)
+    record.write(data)
     return data
 
 

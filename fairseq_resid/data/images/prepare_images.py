@@ -25,7 +25,6 @@ from ...cli.frame import command
 from ...cli.machine import cores, versions
 from ...cli.progress import Progress
 from ...console import say
-from ...files import sha256
 from .. import preparing
 from ..recorded import SPLITS
 from . import image_folder, sources
@@ -166,11 +165,10 @@ def _make(manifest: ImageManifest, options: ImageOptions, source: Source, settin
         differences=[*source.differences, *wrong],
         unverified=list(source.unverified),
         asked=settings,
-        tools=_tools(),
-        sizes={file.name: file.stat().st_size for file in sorted(data.iterdir())},
-        checksums={file.name: sha256(file) for file in sorted(data.iterdir())},
+        # The rounding of the libraries that decode images may differ between versions.
+        tools=versions(["pillow"]) | {"libjpeg": features.version("libjpeg_turbo") or str(features.version("jpg"))},
     )
-    records.write(data / RECORD, record)
+    record.write(data)
     return data
 
 
@@ -255,8 +253,3 @@ def _balance(counts: np.ndarray, classes: Sequence[str]) -> str:
 
 def _numbers(values: Sequence[float]) -> str:
     return " ".join(f"{value:.4f}" for value in values)
-
-
-def _tools() -> dict[str, str]:
-    """Return the versions of the libraries that decode images, because their rounding may differ."""
-    return versions(["pillow"]) | {"libjpeg": features.version("libjpeg_turbo") or str(features.version("jpg"))}

@@ -26,6 +26,7 @@ from msgspec.structs import fields
 from msgspec.structs import replace as with_fields
 
 from ... import records
+from ...cli.machine import versions
 from ...cli.progress import Progress
 from ...console import say
 from ...files import read_lines, working_folder
@@ -64,6 +65,7 @@ SETTINGS = (
 LIMITS = ("max_pieces", "max_ratio")
 MARK = "text.json"  # a file that shows that a working folder is ours
 ACCEPTS = "use --allow-other-data to accept this"
+TOOLS = ("fairseq", "fairseq-fixed", "sacremoses", "sentencepiece", "subword-nmt")
 
 
 @dataclass(frozen=True)
@@ -485,7 +487,14 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
     cut = [label for label, source in record.texts.items() if source.lines == job.options.limit]
     is_cut = any(label.startswith("train ") for label in cut)
     checks.judge(manifest.name, record.round_trip, manifest.spm_normalizer, is_cut, job.options.allow_low_ceiling)
-    fairseq_preprocess.make(record, text, text / "ref", model, data, job.options.workers, job.lock, job.dictionary)
+    # Each side of every pair ends in </s>. The bytes per token follow fairseq's best_fitting_int_dtype.
+    tokens = sum(sum(record.tokens[split].values()) + 2 * lines.kept for split, lines in record.lines.items())
+    size = tokens * (2 if record.vocab_size < 65500 else 4)
+    fairseq_preprocess.preprocess(
+        text, data, *manifest.languages, record.lines, job.options.workers, size, job.lock, job.dictionary
+    )
+    shutil.copytree(text / "ref", data / "ref")
+    shutil.copyfile(model, data / model.name)
     facts = _facts(record, data) if manifest.facts else {}
     wrong = tuple(
         f"{fact} of {what}: {facts[fact][what]:,}; published: {count:,}"
@@ -495,7 +504,7 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
     )
     if wrong and not job.options.source.allow_other:
         raise ValueError(f"not the text of --profile {manifest.profile}: {'; '.join(wrong)} ({ACCEPTS})")
-    fairseq_preprocess.write_record(replace(record, facts=facts, differences=record.differences + wrong), data)
+    replace(record, facts=facts, differences=record.differences + wrong, tools=versions(TOOLS)).write(data)
     return Binarised(len(read_lines(data / f"dict.{manifest.source}.txt")))
 
 
