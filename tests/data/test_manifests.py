@@ -10,6 +10,7 @@ import pytest
 
 from fairseq_resid.data.text import manifest as manifests
 from fairseq_resid.data.text import sources
+from fairseq_resid.data.text.fingerprints import Fingerprints
 from fairseq_resid.data.text.manifest import SPLITS
 from support import mirror
 from support.preparing import ROOT
@@ -82,11 +83,11 @@ def test_test_set_comes_from_sacrebleu_if_possible(
         monkeypatch.setattr(module, "SACREBLEU_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(dataset, "_outdir", str(tmp_path / "cache" / "wmt14_full"), raising=False)
     monkeypatch.setattr(dataset, "_rawdir", str(tmp_path / "cache" / "wmt14_full" / "raw"), raising=False)
-    options = sources.TextSourceOptions((), None, tmp_path / "downloads", False)
-    bring = lambda: sources._from_sacrebleu(read, options, "test", part, "wmt14/full")  # noqa: E731
+    bring = lambda: sources._from_sacrebleu(read, Fingerprints(None), "test", part)  # noqa: E731
     texts = bring()
     assert texts is not None and "sacrebleu -t wmt14/full -l en-de" in capsys.readouterr().out
-    assert all(text.is_verified and text.address == "sacrebleu -t wmt14/full -l en-de" for text in texts)
+    assert all(text.is_verified and text.expected for text in texts)
+    assert {text.expected.urls for text in texts if text.expected} == {("sacrebleu -t wmt14/full -l en-de",)}
     paths = sources.extract_all(texts, tmp_path / "out", None)
     expected = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
     assert [path.read_text() for path in paths.values()] == list(expected)

@@ -100,13 +100,13 @@ def test_already_downloaded_alternate_is_used(hosts: dict[str, Path], tmp_path: 
     flags = ["--mirror", hosts["de"].as_uri()]
     read = manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml")
     part = read.parts["train"][0]
-    options = sources.TextSourceOptions((), hosts["de"].as_uri(), tmp_path / "downloads", True)
-    assert not sources._is_there(options, part, 1)
+    downloads = tmp_path / "downloads"
+    assert sources.downloaded(part, downloads) == []
     with tarfile.open(hosts["de"] / "training-parallel-europarl-v7.tgz") as tar:
         members = {item.name: tar.extractfile(item).read() for item in tar}  # type: ignore[union-attr]
-    options.downloads.mkdir()
-    mirror.archive(options.downloads / "training-parallel-europarl-v7.zip", dict(members))
-    assert sources._is_there(options, part, 1)
+    downloads.mkdir()
+    mirror.archive(downloads / "training-parallel-europarl-v7.zip", dict(members))
+    assert sources.downloaded(part, downloads) == [1]
     mirror.archive(hosts["de"].parent / "training-parallel-europarl-v7.zip", dict(members))
     shutil.copytree(hosts["de"], tmp_path / "host")
     shutil.copy(hosts["de"].parent / "training-parallel-europarl-v7.zip", tmp_path / "host")

@@ -83,9 +83,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     preparing.add_folder_flags(parser, "captions and features", "data-bin/NAME")
     args = parser.parse_args(argv)
     out = args.out or Path("data-bin") / args.name
-    if not out.name:
-        parser.error(f"--out {out}: must be a new folder")
-    options = CaptionOptions(args.captions, args.features, out, args.allow_other_data, args.verify)
+    options = CaptionOptions(args.captions, args.features, out, args.allow_other, args.verify)
     prepare(MANIFESTS[args.name], options)
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from PIL import features
 
 from ... import records
-from ...cli.frame import command
+from ...cli.frame import command, integer
 from ...cli.machine import cores, versions
 from ...cli.progress import Progress
 from ...console import say
@@ -31,30 +31,26 @@ from . import image_folder, sources
 from . import manifest as manifests
 from .image_folder import RECORD, ImageRecord
 from .manifest import ImageManifest
-from .sources import Images, ImageSourceOptions, Source
+from .sources import Images, Source
 
 MARK = "preparing.json"
 
 
 @dataclass(frozen=True)
-class ImageOptions:
+class ImageOptions(preparing.Options):
     """Options of the preparation that are not in the manifest.
 
     valid: number of training images that become the `valid` split; None: the number in the manifest, or else a tenth
-    verify: compare checksums of a finished data folder, not only file sizes
     """
 
-    source: ImageSourceOptions
-    out: Path
     workers: int = 1
     valid: int | None = None
-    verify: bool = False
 
 
 @command("prepare-images", "Make a data folder of images.", again="starts over, but resumes the download")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid prepare-images`."""
-    add = parser.add_argument
+    add, count = parser.add_argument, integer(1)
     add("name", choices=manifests.names(), help="the corpus; custom: your own folder of images by class")
     preparing.add_source_flags(
         parser,
@@ -63,26 +59,20 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         "the archive",
     )
     preparing.add_folder_flags(parser, "files and image counts", "data-bin/NAME")
-    add("--valid", type=int, metavar="N", help="training images to hold out as the split valid (default: a tenth)")
+    add("--valid", type=count, metavar="N", help="training images to hold out as the split valid (default: a tenth)")
     add(
         "--workers",
-        type=int,
+        type=count,
         default=cores(),
         metavar="N",
         help="processes that decode image files (default: all cores)",
     )
     args = parser.parse_args(argv)
-    for flag, value in (("--workers", args.workers), ("--valid", args.valid)):
-        if value is not None and value < 1:
-            parser.error(f"{flag} {value}: must be 1 or more")
-    if args.out is not None and not args.out.name:
-        parser.error(f"--out {args.out}: must be a new folder")
     manifest = manifests.read(args.name)
     if manifest.file is None and not args.raw:
         parser.error(f"{args.name}: --raw is missing; pass the folder of your images")
-    source = ImageSourceOptions(tuple(args.raw), args.mirror, args.downloads, args.allow_other_data)
-    out = args.out or Path("data-bin") / args.name
-    prepare(manifest, ImageOptions(source, out, args.workers, args.valid, args.verify))
+    args.out = args.out or Path("data-bin") / args.name
+    prepare(manifest, ImageOptions.of(args))
 
 
 def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
@@ -92,10 +82,10 @@ def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
     """
     out = options.out
     settings = {"name": manifest.name, "valid": options.valid or manifest.valid}
-    source = sources.on_disk(manifest, options.source) if options.source.raw else None
+    source = sources.on_disk(manifest, options) if options.raw else None
 
     def make(work: Path, _: int) -> Path:
-        return _make(manifest, options, source or sources.downloaded(manifest, options.source), settings, work)
+        return _make(manifest, options, source or sources.downloaded(manifest, options), settings, work)
 
     if preparing.made(out, MARK, settings, make, keeps=False):
         record = ImageRecord.of(out)
@@ -146,7 +136,7 @@ def _make(manifest: ImageManifest, options: ImageOptions, source: Source, settin
         for part, expected in manifest.counts.items()
         if counts[part] != expected
     ]
-    if wrong and not options.source.allow_other:
+    if wrong and not options.allow_other:
         raise ValueError(
             f"not the images of {manifest.name}: {'; '.join(wrong)} (use --allow-other-data to accept this)"
         )

@@ -14,21 +14,12 @@ import numpy as np
 from ...files import sha256
 from .. import extract
 from ..fetch import Fingerprint, describe, fetch, problem, usable
+from ..preparing import Options
 from . import by_class
 from .by_class import Shape
 from .manifest import PARTS, ImageManifest
 
 BLOCK_IMAGES = 1000
-
-
-@dataclass(frozen=True)
-class ImageSourceOptions:
-    """Where to look for images: --raw, else --mirror, else the URL of the release."""
-
-    raw: tuple[Path, ...]
-    mirror: str | None
-    downloads: Path
-    allow_other: bool
 
 
 @dataclass(frozen=True)
@@ -156,41 +147,41 @@ class Files(Source):
         return Images(folder.classes, shape, parts)
 
 
-def on_disk(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:
+def on_disk(manifest: ImageManifest, options: Options) -> Source:
     """Return the first source found in the --raw paths.
 
     Raises: ValueError naming the files that are missing, or a file that is not the released one.
     """
     file = manifest.file
-    for raw in chosen.raw:
+    for raw in options.raw:
         if file is not None and (raw / file.name).is_file():
-            return _release(manifest, raw / file.name, describe(raw / file.name), chosen)
+            return _release(manifest, raw / file.name, describe(raw / file.name), options)
         if raw.is_file():
             known = describe(raw)
             if file is not None and (raw.name == file.name or not problem(file, known)):
-                return _release(manifest, raw, known, chosen)
+                return _release(manifest, raw, known, options)
             if extract.is_archive(raw.name):
                 return Files(manifest, raw)
         if (raw / "train").is_dir():
             return Files(manifest, raw)
     wanted = [file.name] if file is not None else []
     wanted += ["a folder with train/CLASS/IMAGE and test/CLASS/IMAGE", "an archive of such a folder"]
-    raise ValueError(f"--raw {', '.join(map(str, chosen.raw))}: images not found: none of {', '.join(wanted)} exists")
+    raise ValueError(f"--raw {', '.join(map(str, options.raw))}: images not found: none of {', '.join(wanted)} exists")
 
 
-def downloaded(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:
+def downloaded(manifest: ImageManifest, options: Options) -> Source:
     """Return the archive of the release, downloading it if necessary.
 
     Raises: FetchError; OSError.
     """
     assert manifest.file is not None
-    known = fetch(manifest.file, chosen.downloads, chosen.mirror, chosen.allow_other)
-    return Release(manifest, chosen.downloads / manifest.file.name, known)
+    known = fetch(manifest.file, options.downloads, options.mirror, options.allow_other)
+    return Release(manifest, options.downloads / manifest.file.name, known)
 
 
-def _release(manifest: ImageManifest, archive: Path, known: Fingerprint, chosen: ImageSourceOptions) -> Release:
+def _release(manifest: ImageManifest, archive: Path, known: Fingerprint, options: Options) -> Release:
     release = Release(manifest, archive, known)
-    if release.differences and not chosen.allow_other:
+    if release.differences and not options.allow_other:
         raise ValueError(
             f"not the released file: {archive.parent}/{release.differences[0]} (use --allow-other-data to accept it)"
         )

@@ -69,20 +69,16 @@ TOOLS = ("fairseq", "fairseq-fixed", "sacremoses", "sentencepiece", "subword-nmt
 
 
 @dataclass(frozen=True)
-class TextOptions:
+class TextOptions(preparing.Options):
     """Options of the preparation that are not in the manifest.
 
-    verify: compare checksums of a finished data folder, not only file sizes
     show: list validation and test sentences that also occur in the training text
     vocab_from: the data folder whose subword model and dictionary are used; None: they are made from the training text
     """
 
-    source: sources.TextSourceOptions
-    out: Path
-    workers: int
+    workers: int = 1
     limit: int | None = None
     allow_low_ceiling: bool = False
-    verify: bool = False
     show: bool = False
     vocab_from: Path | None = None
 
@@ -135,9 +131,9 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     if "," in str(out):
         raise ValueError(f"--out {out}: must not contain a comma, at which fairseq-preprocess splits paths")
     working_folder(out)  # raises before anything is downloaded
-    skipped = sources.absent_tests(manifest, options.source) if texts is None else {}
+    skipped = sources.absent_tests(manifest, options) if texts is None else {}
     for split, name in skipped.items():
-        folders = ", ".join(map(str, options.source.raw))
+        folders = ", ".join(map(str, options.raw))
         print(f"skipped: test set {split} ({name}): none of its files is in --raw {folders}", flush=True)
     manifest = with_fields(
         manifest, parts={split: manifest.parts[split] for split in manifest.parts if split not in skipped}
@@ -146,13 +142,13 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     settings["skipped"] = [*skipped] or None
     if not manifest.clean:
         settings |= dict.fromkeys(LIMITS)
-    if texts is None and options.source.raw:
-        texts = sources.find(manifest, options.source)
+    if texts is None and options.raw:
+        texts = sources.find(manifest, options)
 
     def make(work: Path, lock: int) -> Path:
-        if not options.source.mirror:  # whose files may be smaller than the released ones
-            disk.check(manifest, options.source, out, options.limit, texts)
-        found = sources.find(manifest, options.source) if texts is None else texts
+        if not options.mirror:  # whose files may be smaller than the released ones
+            disk.check(manifest, options, options.limit, texts)
+        found = sources.find(manifest, options) if texts is None else texts
         return run(Job(manifest, options, found, settings, lock, skipped), work) / "data"
 
     if preparing.made(out, MARK, {"name": manifest.name, "limit": options.limit}, make, refuses=True):
@@ -502,7 +498,7 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
         for what, count in counts.items()
         if what not in job.skipped and facts[fact].get(what, 0) != count
     )
-    if wrong and not job.options.source.allow_other:
+    if wrong and not job.options.allow_other:
         raise ValueError(f"not the text of --profile {manifest.profile}: {'; '.join(wrong)} ({ACCEPTS})")
     replace(record, facts=facts, differences=record.differences + wrong, tools=versions(TOOLS)).write(data)
     return Binarised(len(read_lines(data / f"dict.{manifest.source}.txt")))
@@ -539,7 +535,7 @@ def differences(job: Job, extracted: Extracted) -> list[str]:
 
 def refuse_other_text(job: Job, extracted: Extracted) -> None:
     """Raise ValueError if the texts differ from the manifest, unless --allow-other-data is given."""
-    if (found := differences(job, extracted)) and not job.options.source.allow_other:
+    if (found := differences(job, extracted)) and not job.options.allow_other:
         raise ValueError(f"not the corpus {job.manifest.name}: {'; '.join(found)} ({ACCEPTS})")
 
 
@@ -590,7 +586,8 @@ def corpus_record(
 def _source(job: Job, text: sources.Text, extracted: ExtractedText) -> SourceText:
     status, _ = judge(job, text, extracted)
     # Only a checksum proves that this is the text from that URL.
-    origin = text.address if status == "released" else None
+    urls = text.expected.urls if text.expected and status == "released" else ()
+    origin = next(iter(urls), None)
     return SourceText(text.file.name, text.member, origin, text.known.sha256, status, extracted.lines, extracted.sha256)
 
 
