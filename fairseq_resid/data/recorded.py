@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -19,12 +20,19 @@ class Recorded:
     """The record of a data folder, which lists all other files.
 
     file: its name in the folder; writer: the command that writes it
+    name: of the corpus; differences: differences from the corpus of this name
+    unverified: input without a known checksum
+    asked: the settings that the folder was made with
     sizes, checksums: bytes and SHA-256 of every other file of the folder; missing in some folders of old versions
     """
 
     file: ClassVar[str]
     writer: ClassVar[str]
 
+    name: str
+    differences: Sequence[str]
+    unverified: Sequence[str] | None
+    asked: dict[str, Any]
     sizes: dict[str, int]
     checksums: dict[str, str]
 
@@ -69,10 +77,7 @@ class Recorded:
 class FolderRecord(Recorded):
     """The record of a data folder of images or captions.
 
-    counts: number of images by split
-    read: SHA-256 of each input, by name
-    differences: differences from the corpus of this name; unverified: input without a known checksum
-    asked: the settings that the folder was made with
+    counts: number of images by split; read: SHA-256 of each input, by name
     """
 
     name: str
@@ -85,7 +90,7 @@ class FolderRecord(Recorded):
     checksums: dict[str, str] = field(default_factory=dict)
 
 
-Record = TypeVar("Record", bound=FolderRecord)
+Record = TypeVar("Record", bound=Recorded)
 
 
 @dataclass(frozen=True)
@@ -100,12 +105,12 @@ class RecordedFolder(Generic[Record]):
         return self.record.name
 
     @property
-    def differences(self) -> list[str]:
+    def differences(self) -> Sequence[str]:
         return self.record.differences
 
     @property
-    def unverified(self) -> list[str]:
-        return self.record.unverified
+    def unverified(self) -> Sequence[str]:
+        return self.record.unverified or ()
 
     @property
     def preparation(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from ...cli.frame import command, integer
 from .. import preparing
 from ..fetch import describe
 from . import flags, sources
-from .folder import Corpus, CorpusRecord
+from .folder import Corpus
 from .manifest import SPLITS, Part, TextManifest
 from .pipeline import TextOptions, prepare_data
 
@@ -80,7 +80,8 @@ def vocabulary_of(data: Path) -> dict[str, Any]:
 
     Raises: ValueError or OSError naming the folder or file and the problem.
     """
-    corpus, record = Corpus.read(data), CorpusRecord.of(data)
+    corpus = Corpus.read(data)
+    record = corpus.record
     corpus.segmenter()  # raises if there is no valid model
     dictionaries = [data / f"dict.{language}.txt" for language in (record.source, record.target)]
     contents = [file.read_bytes() for file in dictionaries]

@@ -17,6 +17,7 @@ from __future__ import annotations
 import glob
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -25,7 +26,7 @@ import msgspec
 import numpy as np
 
 from ...files import read_lines
-from ..recorded import Recorded
+from ..recorded import Recorded, RecordedFolder
 from .bleu import default_tokenizer
 from .forms import TOKENISED, Form, Normalize, TextForm, is_blank
 from .segmentation import Segmenter
@@ -205,26 +206,15 @@ class CorpusRecord(Recorded):
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(RecordedFolder[CorpusRecord]):
     """A data folder: binarised text, raw references in ref/, corpus.json.
 
-    name: the name of the corpus, followed by the direction of the model if that is not the one it was prepared for
-    source, target: the languages in the direction of the model; pair: as in the file names
+    source, target: the languages in the direction of the model; tokenize: sacrebleu's tokeniser of the target
     """
 
-    path: Path
-    name: str
     source: str
     target: str
-    pair: str
-    restore: Restore
     tokenize: str
-    form: TextForm
-    profile: str = ""
-    differences: tuple[str, ...] = ()  # from the corpus of this name
-    unverified: tuple[str, ...] = ()  # texts without a known checksum
-    preparation: dict[str, Any] = field(default_factory=dict)  # the settings that it was made with
-    skipped: dict[str, str] = field(default_factory=dict)  # names of the test sets that were not on disk, by split
 
     @classmethod
     def read(cls, path: Path, direction: tuple[str, str] | None = None) -> Corpus:
@@ -240,48 +230,52 @@ class Corpus:
                 f"{path / CORPUS}: no such file; scoring and translating need a data folder made by {WRITER}, "
                 f"or by {WRITER} custom for your own text"
             )
-        known = CorpusRecord.of(path)
-        pair = known.source, known.target
-        direction = direction or pair
-        if sorted(direction) != sorted(pair):
-            raise ValueError(
-                f"{path / CORPUS}: {' and '.join(pair)}, but the model translates {' to '.join(direction)}"
-            )
-        return cls(
-            path,
-            known.name if direction == pair else f"{known.name} {'-'.join(direction)}",
-            *direction,
-            "-".join(pair),
-            known.restore,
-            known.tokenizer(direction[1]),
-            known.forms()[direction[1]],
-            known.profile,
-            known.differences,
-            known.unverified_texts,
-            known.asked,
-            known.skipped,
-        )
+        record = CorpusRecord.of(path)
+        pair = record.source, record.target
+        source, target = direction or pair
+        if {source, target} != {*pair}:
+            raise ValueError(f"{path / CORPUS}: {' and '.join(pair)}, but the model translates {source} to {target}")
+        return cls(path, record, source, target, record.tokenizer(target))
+
+    @property
+    def pair(self) -> str:
+        """The languages as in the names of the files."""
+        return f"{self.record.source}-{self.record.target}"
+
+    @property
+    def name(self) -> str:
+        """The name of the corpus, and the direction of the model if that is not the one it was prepared for."""
+        return self.record.name + (f" {self.source}-{self.target}" if self.source != self.record.source else "")
+
+    @property
+    def unverified(self) -> Sequence[str]:
+        return self.record.unverified_texts
+
+    @property
+    def form(self) -> TextForm:
+        return self.record.forms()[self.target]
 
     @property
     def post_process(self) -> str | None:
         """The value of --post-process for fairseq-generate."""
-        return self.restore.post_process
+        return self.record.restore.post_process
 
     def segmenter(self) -> Segmenter:
         """Return the subword model.
 
         Raises: ValueError if the folder does not contain one.
         """
-        if not self.restore.model:
+        if not (model := self.record.restore.model):
             raise ValueError(f"{self.path}: contains no subword model")
-        return Segmenter(self.restore.post_process, self.path / self.restore.model)
+        return Segmenter(self.post_process, self.path / model)
 
     def reference(self, subset: str) -> Path:
         return self.path / f"ref/{subset}.{self.target}"
 
     def references(self, subset: str) -> list[str]:
         """Return the reference text in the form that is scored."""
-        return [self.form.reference(line) for line in read_lines(self.reference(subset))]
+        form = self.form
+        return [form.reference(line) for line in read_lines(self.reference(subset))]
 
     def lengths(self, subset: str, language: str) -> list[int]:
         """Return the number of subwords, with </s>, of every binarised sentence; empty for raw or older formats."""
