@@ -12,15 +12,17 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import records
 from ..console import say
 from ..files import locked, working_folder
-from .recorded import FolderRecord
+from .recorded import Recorded
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+T = TypeVar("T", bound=Recorded)
 
 
 @dataclass(frozen=True)
@@ -129,9 +131,35 @@ def _check_unfinished(work: Path, mark: str, mine: dict[str, Any], refuses: bool
                 path.unlink()
 
 
-def show_differences(record: FolderRecord) -> None:
+def finished(out: Path, kind: type[T]) -> T:
+    """Return the record of a finished data folder.
+
+    Raises: ValueError if the folder has none, or one of an early version.
+    """
+    record = records.remembered(out / kind.file, kind)
+    if record is None or not record.asked:
+        raise ValueError(
+            f"{out}: exists, but contains no {kind.file} that this version can read; remove it or choose another --out"
+        )
+    return record
+
+
+def check_settings(out: Path, other: str, found: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Raise ValueError if a data folder was made with other settings; other: what it then contains."""
+    differing = [key for key in mine if found.get(key) != mine[key]]
+    each = [[key, *(shown(settings.get(key)) for settings in (found, mine))] for key in differing]
+    if each:
+        changes = ", ".join(f"{key} is {theirs}, not {ours}" for key, theirs, ours in each)
+        raise ValueError(f"{out}: contains {other} ({changes}); choose another --out")
+
+
+def shown(setting: Any) -> str:
+    return ", ".join(setting) if isinstance(setting, list) else str(setting)
+
+
+def show_differences(record: Recorded) -> None:
     """Print how a data folder differs from the released corpus, and what was not verified."""
     for difference in record.differences:
         say(f"not as released: {difference}")
-    if record.unverified:
-        say(f"not verified (no known checksum): {', '.join(record.unverified)}")
+    if record.not_verified:
+        say(f"not verified (no known checksum): {', '.join(record.not_verified)}")

@@ -21,7 +21,7 @@ class Recorded:
 
     file: its name in the folder; writer: the command that writes it
     name: of the corpus; differences: differences from the corpus of this name
-    unverified: input without a known checksum
+    unverified: input without a known checksum; None in folders of old versions
     asked: the settings that the folder was made with
     sizes, checksums: bytes and SHA-256 of every other file of the folder; missing in some folders of old versions
     """
@@ -35,6 +35,11 @@ class Recorded:
     asked: dict[str, Any]
     sizes: dict[str, int]
     checksums: dict[str, str]
+
+    @property
+    def not_verified(self) -> Sequence[str]:
+        """The input without a known checksum."""
+        return self.unverified or ()
 
     @classmethod
     def of(cls, data: Path) -> Self:
@@ -110,7 +115,7 @@ class RecordedFolder(Generic[Record]):
 
     @property
     def unverified(self) -> Sequence[str]:
-        return self.record.unverified or ()
+        return self.record.not_verified
 
     @property
     def preparation(self) -> dict[str, Any]:

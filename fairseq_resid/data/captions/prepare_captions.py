@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ... import records
 from ...cli.frame import command
 from ...cli.progress import Progress
 from ...console import say
@@ -23,7 +21,7 @@ from ...files import sha256, write_text
 from .. import preparing
 from ..recorded import SPLITS
 from . import caption_folder
-from .caption_folder import DICTIONARY, PARTS, RECORD, CaptionRecord, Captions
+from .caption_folder import DICTIONARY, PARTS, CaptionRecord, Captions
 from .features import FeatureSource, open_features, state_of
 from .karpathy import LEAST, CaptionCorpus, read_corpus
 
@@ -92,28 +90,22 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
 
     Raises: ValueError for bad input, or if OUT contains other captions; OSError.
     """
-    out, settings = options.out, {**asked(manifest, options), "read": read_of(options)}
-    if preparing.made(out, MARK, settings, lambda work, _: _make(manifest, options, work)):
+    out, sums = options.out, sha256(options.captions)
+    features = options.features.resolve().name
+    asked = {"name": manifest.name, "captions": sums, "features": features}
+    read = {options.captions.name: sums, features: state_of(options.features)}
+    if preparing.made(out, MARK, {**asked, "read": read}, lambda work, _: _make(manifest, options, asked, read, work)):
         record = CaptionRecord.of(out)
         preparing.show_differences(record)
         say(f"{out}: {record.words:,} words, {record.width:,} features per region; done")
         return True
-    known = records.remembered(out / RECORD, CaptionRecord)
-    if known is None or known.asked != asked(manifest, options) or known.read != read_of(options):
+    known = preparing.finished(out, CaptionRecord)
+    if known.asked != asked or known.read != read:
         raise ValueError(f"{out}: exists, but was not made from these files; remove it or choose another --out")
     CaptionRecord.checked(out, options.verify)
     preparing.show_differences(known)
     say(f"{out}: already contains these captions ({'checksums' if options.verify else 'sizes'} verified)")
     return False
-
-
-def asked(manifest: CaptionManifest, options: CaptionOptions) -> dict[str, Any]:
-    return {"name": manifest.name, "captions": sha256(options.captions), "features": options.features.resolve().name}
-
-
-def read_of(options: CaptionOptions) -> dict[str, str]:
-    captions, features = options.captions, options.features
-    return {captions.name: sha256(captions), features.resolve().name: state_of(features)}
 
 
 def differences(manifest: CaptionManifest, corpus: CaptionCorpus) -> list[str]:
@@ -142,8 +134,13 @@ def check_boxes(source: FeatureSource, images: Sequence[str]) -> None:
         )
 
 
-def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Path:
-    """Write the data folder, and return its path in WORK."""
+def _make(
+    manifest: CaptionManifest, options: CaptionOptions, asked: dict[str, str], read: dict[str, str], work: Path
+) -> Path:
+    """Write the data folder, and return its path in WORK.
+
+    asked, read: of captions.json
+    """
     corpus = read_corpus(options.captions)
     wrong = differences(manifest, corpus)
     if wrong and not options.allow_other:
@@ -193,10 +190,10 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Pat
         empty=dict(corpus.empty),
         has_boxes=has_boxes,
         thumbnail=size,
-        read=read_of(options),
+        read=read,
         differences=wrong,
         unverified=[] if manifest is CUSTOM else ["captions and features (no known checksums)"],
-        asked=asked(manifest, options),
+        asked=asked,
     )
     record.write(data)
     return data

@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from PIL import features
 
-from ... import records
 from ...cli.frame import command, integer
 from ...cli.machine import cores, versions
 from ...cli.progress import Progress
@@ -29,7 +28,7 @@ from .. import preparing
 from ..recorded import SPLITS
 from . import image_folder, sources
 from . import manifest as manifests
-from .image_folder import RECORD, ImageRecord
+from .image_folder import ImageRecord
 from .manifest import ImageManifest
 from .sources import Images, Source
 
@@ -93,31 +92,16 @@ def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
         preparing.show_differences(record)
         say(f"{out}: done")
         return True
-    record = _check_same(out, settings, source)
-    ImageRecord.checked(out, options.verify)
-    preparing.show_differences(record)
-    say(f"{out}: already contains these images ({'checksums' if options.verify else 'sizes'} verified)")
-    return False
-
-
-def _check_same(out: Path, settings: dict[str, Any], source: Source | None) -> ImageRecord:
-    """Return OUT's images.json.
-
-    Raises: ValueError if OUT was made with different settings, or from a different source (if one is given).
-    """
-    record = records.remembered(out / RECORD, ImageRecord)
-    if record is None:
-        raise ValueError(
-            f"{out}: exists, but contains no {RECORD} that this version can read; remove it or choose another --out"
-        )
-    if differing := [key for key in settings if record.asked.get(key) != settings[key]]:
-        changes = ", ".join(f"{key} is {record.asked.get(key)}, not {settings[key]}" for key in differing)
-        raise ValueError(f"{out}: contains different images ({changes}); choose another --out")
+    record = preparing.finished(out, ImageRecord)
+    preparing.check_settings(out, "different images", record.asked, settings)
     if source is not None and not source.was_read(record.read):
         raise ValueError(
             f"{out}: contains different images (not made from {', '.join(source.read)}); choose another --out"
         )
-    return record
+    ImageRecord.checked(out, options.verify)
+    preparing.show_differences(record)
+    say(f"{out}: already contains these images ({'checksums' if options.verify else 'sizes'} verified)")
+    return False
 
 
 def _make(manifest: ImageManifest, options: ImageOptions, source: Source, settings: dict[str, Any], work: Path) -> Path:

@@ -180,7 +180,7 @@ class CorpusRecord(Recorded):
     checksums: dict[str, str] = field(default_factory=dict)
 
     @property
-    def unverified_texts(self) -> tuple[str, ...]:
+    def not_verified(self) -> Sequence[str]:
         """The texts that were not verified by a checksum.
 
         Before 0.3.2, text from --raw was not verified, but its official origin was recorded anyway.
@@ -246,10 +246,6 @@ class Corpus(RecordedFolder[CorpusRecord]):
     def name(self) -> str:
         """The name of the corpus, and the direction of the model if that is not the one it was prepared for."""
         return self.record.name + (f" {self.source}-{self.target}" if self.source != self.record.source else "")
-
-    @property
-    def unverified(self) -> Sequence[str]:
-        return self.record.unverified_texts
 
     @property
     def form(self) -> TextForm:

@@ -25,7 +25,6 @@ from typing import Any
 from msgspec.structs import fields
 from msgspec.structs import replace as with_fields
 
-from ... import records
 from ...cli.machine import versions
 from ...cli.progress import Progress
 from ...console import say
@@ -171,12 +170,7 @@ def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) 
 
     Raises: ValueError if OUT was made with different settings, or from different texts.
     """
-    record = records.remembered(out / data_folder.CORPUS, CorpusRecord)
-    sums = {label: text.file_sha256 for label, text in record.texts.items()} if record else {}
-    if record is None or not record.asked or None in sums.values():
-        raise ValueError(
-            f"{out}: exists, but contains no corpus.json that this version can read; remove it or choose another --out"
-        )
+    record = preparing.finished(out, CorpusRecord)
     # An earlier version that lacked a setting behaved like today's default.
     found = {**{item.name: item.default for item in fields(TextManifest) if item.name in SETTINGS}, **record.asked}
     if "form" not in record.asked:
@@ -184,19 +178,14 @@ def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) 
         found["form"] = settings["form"] if is_plain == (settings["form"] == "plain") else record.text.form
     if not found["clean"]:
         found |= dict.fromkeys(LIMITS)
-    if differing := [key for key in settings if found.get(key) != settings[key]]:
-        changes = ", ".join(f"{key} is {shown(found.get(key))}, not {shown(settings[key])}" for key in differing)
-        raise ValueError(f"{out}: contains a different corpus ({changes}); choose another --out")
+    preparing.check_settings(out, "a different corpus", found, settings)
+    sums = {label: text.file_sha256 for label, text in record.texts.items()}
     if texts and (others := sums.keys() - {text.label for text in texts}):
         raise ValueError(f"{out}: contains a different corpus (it also has {min(others)}); choose another --out")
     for text in texts:
         if text.known.sha256 != sums.get(text.label):
             raise ValueError(f"{out}: contains a different corpus (not made from {text.file}); choose another --out")
     return record
-
-
-def shown(setting: Any) -> str:
-    return ", ".join(setting) if isinstance(setting, list) else str(setting)
 
 
 # ------------------------------------------------------------------------------------------------ results of the steps
@@ -301,7 +290,9 @@ def run(job: Job, work: Path) -> Path:
     ]
     steps = Steps(work, [step for step in declared if not unused.get(step.name)])
     extracted = steps.run("extract", Extracted, lambda folder: extract(job, folder))
-    refuse_other_text(job, extracted.result)  # even if an earlier run accepted it
+    texts, differences = source_texts(job, extracted.result)
+    if differences and not job.options.allow_other:  # even if an earlier run accepted them
+        raise ValueError(f"not the corpus {manifest.name}: {'; '.join(differences)} ({ACCEPTS})")
     form_of_target = forms(job, extracted.result)[manifest.target]
     metric(bleu_tokenize(manifest, form_of_target))  # names a missing package before hours of work
     tokenised = steps.run("tokenise", Kept, lambda folder: tokenise_text(job, extracted, folder))
@@ -316,14 +307,8 @@ def run(job: Job, work: Path) -> Path:
     encoded = steps.run(
         "encode", Encoded, lambda folder: encode(job, form_of_target, tokenised, training, model, folder)
     )
-    record = corpus_record(
-        job, form_of_target, extracted.result, tokenised.result, training.result, encoded.result, model.name
-    )
-    return steps.run(
-        "binarise",
-        Binarised,
-        lambda folder: binarise_text(job, record, encoded.folder, encoded.folder / model.name, folder),
-    ).folder
+    record = corpus_record(job, form_of_target, texts, differences, tokenised.result, training.result, encoded.result)
+    return steps.run("binarise", Binarised, lambda folder: binarise_text(job, record, encoded.folder, folder)).folder
 
 
 def extract(job: Job, folder: Path) -> Extracted:
@@ -474,12 +459,12 @@ def bleu_tokenize(manifest: TextManifest, form: TextForm) -> str:
     return manifest.tokenize or ("none" if form.form in TOKENISED else default_tokenizer(form.language))
 
 
-def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folder: Path) -> Binarised:
-    """Run fairseq-preprocess and write corpus.json.
+def binarise_text(job: Job, record: CorpusRecord, text: Path, folder: Path) -> Binarised:
+    """Run fairseq-preprocess on the segmented text and write corpus.json.
 
     Raises: ValueError if even a perfect model would score badly, or if the counts are not the published ones.
     """
-    manifest, data = job.manifest, folder / "data"
+    manifest, data, model = job.manifest, folder / "data", FILES[job.manifest.subwords]
     cut = [label for label, source in record.texts.items() if source.lines == job.options.limit]
     is_cut = any(label.startswith("train ") for label in cut)
     checks.judge(manifest.name, record.round_trip, manifest.spm_normalizer, is_cut, job.options.allow_low_ceiling)
@@ -490,7 +475,7 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
         text, data, *manifest.languages, record.lines, job.options.workers, size, job.lock, job.dictionary
     )
     shutil.copytree(text / "ref", data / "ref")
-    shutil.copyfile(model, data / model.name)
+    shutil.copyfile(text / model, data / model)
     facts = _facts(record, data) if manifest.facts else {}
     wrong = tuple(
         f"{fact} of {what}: {facts[fact][what]:,}; published: {count:,}"
@@ -507,49 +492,47 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
 # ------------------------------------------------------------------------------------------------ corpus.json
 
 
-def judge(job: Job, text: sources.Text, extracted: ExtractedText) -> tuple[str, list[str]]:
-    """Return the status of a text, and its differences from the manifest.
+def source_texts(job: Job, extracted: Extracted) -> tuple[dict[str, SourceText], list[str]]:
+    """Return the texts by label, and their differences from the manifest.
 
     Status: "released" if verified by a checksum, "other" if the checksum or the line count is wrong, else "unverified".
     """
-    limit, expected = job.options.limit, text.part.lines
-    if expected is not None and limit is not None:
-        expected = min(expected, limit)
-    # The checksums in the manifest are those of the complete texts in Stanford's form.
-    digest = text.known.sha256 if text.is_ready else None if limit else extracted.sha256
-    known = text.part.sha256.get(text.language) if extracted.form == "stanford" and digest else None
-    differences = [f"{text.file.name}: {text.difference}"] if text.difference else []
-    if expected is not None and extracted.lines != expected:
-        differences.append(f"{text.split} {text.part.name} has {extracted.lines:,} pairs; expected {expected:,}")
-    if known and digest != known:
-        differences.append(f"{text.label} is not the released text (sha256 differs)")
-    if differences:
-        return "other", differences
-    return "released" if text.is_verified or known else "unverified", []
-
-
-def differences(job: Job, extracted: Extracted) -> list[str]:
-    found = (judge(job, text, extracted.texts[text.label])[1] for text in job.texts)
-    return list(dict.fromkeys(difference for some in found for difference in some))
-
-
-def refuse_other_text(job: Job, extracted: Extracted) -> None:
-    """Raise ValueError if the texts differ from the manifest, unless --allow-other-data is given."""
-    if (found := differences(job, extracted)) and not job.options.allow_other:
-        raise ValueError(f"not the corpus {job.manifest.name}: {'; '.join(found)} ({ACCEPTS})")
+    limit, texts, differences = job.options.limit, {}, dict[str, None]()
+    for text in job.texts:
+        found, expected, wrong = extracted.texts[text.label], text.part.lines, []
+        if expected is not None and limit is not None:
+            expected = min(expected, limit)
+        # The checksums in the manifest are those of the complete texts in Stanford's form.
+        digest = text.known.sha256 if text.is_ready else None if limit else found.sha256
+        known = text.part.sha256.get(text.language) if found.form == "stanford" and digest else None
+        if text.difference:
+            wrong.append(f"{text.file.name}: {text.difference}")
+        if expected is not None and found.lines != expected:
+            wrong.append(f"{text.split} {text.part.name} has {found.lines:,} pairs; expected {expected:,}")
+        if known and digest != known:
+            wrong.append(f"{text.label} is not the released text (sha256 differs)")
+        status = "other" if wrong else "released" if text.is_verified or known else "unverified"
+        # Only a checksum proves that this is the text from that URL.
+        urls = text.expected.urls if text.expected and status == "released" else ()
+        file = text.file.name, text.member, next(iter(urls), None), text.known.sha256
+        texts[text.label] = SourceText(*file, status, found.lines, found.sha256)
+        differences |= dict.fromkeys(wrong)
+    return texts, [*differences]
 
 
 def corpus_record(
-    job: Job, form: TextForm, extracted: Extracted, tokenised: Kept, training: Kept, encoded: Encoded, model: str
+    job: Job,
+    form: TextForm,
+    texts: dict[str, SourceText],
+    differences: list[str],
+    tokenised: Kept,
+    training: Kept,
+    encoded: Encoded,
 ) -> CorpusRecord:
-    """Return the part of corpus.json that is known before the text is binarised.
-
-    form: the form of the target side; model: file name of the subword model
-    """
+    """Return the part of corpus.json that is known before the text is binarised; form: of the target side."""
     manifest, limit = job.manifest, job.options.limit
     dropped = {split: dict(counts.dropped) for split, counts in tokenised.pairs.items()}
     dropped["train"] |= training.pairs["train"].dropped
-    texts = {text.label: _source(job, text, extracted.texts[text.label]) for text in job.texts}
     limited = f"only the first {limit:,} pairs of each text are used (--limit {limit})" if limit else ""
     is_cut = any(text.lines == limit for text in texts.values())
     # The user's own corpus has no release to compare with.
@@ -561,7 +544,7 @@ def corpus_record(
         vocab_size=manifest.vocab_size,
         asked=job.settings,
         texts=texts,
-        differences=(*differences(job, extracted), *([limited] if is_cut else [])),
+        differences=(*differences, *([limited] if is_cut else [])),
         unverified=tuple(unverified),
         skipped=dict(job.skipped),
         lines={
@@ -577,18 +560,10 @@ def corpus_record(
         subwords=SubwordSettings(
             normalizer=manifest.spm_normalizer if manifest.subwords == "sentencepiece" else "none"
         ),
-        restore=Restore(manifest.subwords, model),
+        restore=Restore(manifest.subwords, FILES[manifest.subwords]),
         profile=manifest.profile,
         bleu_tokenize=bleu_tokenize(manifest, form),
     )
-
-
-def _source(job: Job, text: sources.Text, extracted: ExtractedText) -> SourceText:
-    status, _ = judge(job, text, extracted)
-    # Only a checksum proves that this is the text from that URL.
-    urls = text.expected.urls if text.expected and status == "released" else ()
-    origin = next(iter(urls), None)
-    return SourceText(text.file.name, text.member, origin, text.known.sha256, status, extracted.lines, extracted.sha256)
 
 
 def _facts(record: CorpusRecord, data: Path) -> dict[str, dict[str, int]]:
