@@ -217,8 +217,8 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
         if start and start == total:
             return
         block, end = _read(answer), expected if total is None else total
-        if not start and (block or not total) and (found := _instead(block)):
-            raise _Refused(f"the server sent {found} instead of the file")
+        if not start and (WEB_PAGE.match(block) or not (block or total)):
+            raise _Refused(f"the server sent {'a web page' if block else 'an empty file'} instead of the file")
         with partial.open("ab" if start else "wb") as output, Progress(file.name, total, "B", start) as progress:
             while block:
                 output.write(block)
@@ -226,13 +226,6 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
                 block = _read(answer)
             if end is not None and output.tell() < end:
                 raise _Lost(f"the connection ended after {output.tell():,} of {end:,} bytes")
-
-
-def _instead(beginning: bytes) -> str | None:
-    """Describe what a server sent instead of a file, from its first bytes; return None if nothing is wrong."""
-    if not beginning:
-        return "an empty file"
-    return "a web page" if WEB_PAGE.match(beginning) else None
 
 
 def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
@@ -257,18 +250,13 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise (_Refused if isinstance(reason, FileNotFoundError) else _Lost)(str(reason)) from None
-    length = _length(answer)
+    reported = None if "Transfer-Encoding" in answer.headers else answer.headers.get("Content-Length")
+    length = int(reported) if reported else None
     if answer.status != 206:
         return answer, 0, length  # the whole file, even if a range was requested
     if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
         raise _Refused("the server sent another range than the requested one")
     return answer, start, None if length is None else start + length
-
-
-def _length(answer: Any) -> int | None:
-    """Return the length of a response; None if the server does not report it."""
-    length = answer.headers.get("Content-Length")
-    return int(length) if length and "Transfer-Encoding" not in answer.headers else None
 
 
 def _read(answer: Any) -> bytes:

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_resid import records
 from fairseq_resid.data.text import manifest as manifests
 from fairseq_resid.data.text import sources
 from fairseq_resid.data.text.fingerprints import Fingerprints
-from fairseq_resid.data.text.manifest import SPLITS
+from fairseq_resid.data.text.manifest import SPLITS, TextManifest
 from support import mirror
 from support.preparing import ROOT
 
@@ -20,7 +21,7 @@ pytestmark = pytest.mark.once
 
 @pytest.mark.parametrize("name", manifests.names())
 def test_every_manifest_is_complete(name: str) -> None:
-    found = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
+    found = manifests.read(name)
     assert found.name == name and (ROOT / "data-prep" / f"{name}.sh").is_file()
     assert found.text_bytes > 0 and found.vocab_size >= 1000
     for split in found.splits:
@@ -39,7 +40,7 @@ def test_every_manifest_is_complete(name: str) -> None:
 
 
 def test_files_shared_by_corpora_are_declared_equally() -> None:
-    read = [manifests.read(manifests.MANIFESTS / f"{name}.yaml").files for name in manifests.names()]
+    read = [manifests.read(name).files for name in manifests.names()]
     for one in read:
         for other in read:
             assert all(one[name] == other[name] for name in one.keys() & other.keys())
@@ -49,7 +50,7 @@ def test_line_counts_match_the_papers() -> None:
     lines = {
         name: {split: sum(part.lines or 0 for part in read.parts[split]) for split in SPLITS}
         for name in manifests.names()
-        for read in [manifests.read(manifests.MANIFESTS / f"{name}.yaml")]
+        for read in [manifests.read(name)]
     }
     assert lines["iwslt15-en-vi"] == {"train": 133_317, "valid": 1553, "test": 1268}
     assert lines["wmt14-en-de"] == {"train": 4_520_620, "valid": 3000, "test": 3003}
@@ -61,7 +62,7 @@ def test_language_code_of_norwegian_is_text(tmp_path: Path) -> None:
     for old, new in (("source: en", "source: no"), (" en: ", " no: "), ("{en: ", "{no: ")):
         text = text.replace(old, new)
     (tmp_path / "m.yaml").write_text(text)
-    found = manifests.read(tmp_path / "m.yaml")
+    found = records.read(tmp_path / "m.yaml", TextManifest)
     assert found.languages == ("no", "vi")
     assert {language for parts in found.parts.values() for part in parts for language in part.places} == {"no", "vi"}
 
@@ -73,7 +74,7 @@ def test_test_set_comes_from_sacrebleu_if_possible(
     import sacrebleu.dataset.base
     import sacrebleu.utils
 
-    read = manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml")
+    read = manifests.read("wmt14-en-de")
     part = read.parts["test"][0]
     dataset = sacrebleu.utils.DATASETS["wmt14/full"]
     archive = hosts["de"] / "test-full.tgz"

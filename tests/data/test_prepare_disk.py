@@ -57,7 +57,7 @@ def test_error_of_fairseq_preprocess_is_reported(
 
 def checked(name: str, folder: Path, raw: Path | None = None) -> None:
     """Run only the disk check of a preparation in `folder`."""
-    read = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
+    read = manifests.read(name)
     raws = (raw,) if raw else ()
     options = Options(folder / "data", raws, downloads=folder / "downloads", allow_other=True, verify=True)
     disk.check(read, options, None, sources.find(read, options) if raw else None)

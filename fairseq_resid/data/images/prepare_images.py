@@ -88,7 +88,8 @@ def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
 
     if preparing.made(out, MARK, settings, make, keeps=False):
         record = ImageRecord.of(out)
-        say(f"mean {_numbers(record.mean)}, deviation {_numbers(record.deviation)}")
+        mean, deviation = (" ".join(f"{value:.4f}" for value in each) for each in (record.mean, record.deviation))
+        say(f"mean {mean}, deviation {deviation}")
         preparing.show_differences(record)
         say(f"{out}: done")
         return True
@@ -223,7 +224,3 @@ def _balance(counts: np.ndarray, classes: Sequence[str]) -> str:
     if counts[low] == counts[high]:
         return f"{counts[low]:,} per class"
     return f"{counts[low]:,} ({classes[low]}) to {counts[high]:,} ({classes[high]}) per class"
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.4f}" for value in values)

@@ -33,7 +33,6 @@ from .segmentation import Segmenter
 
 CORPUS = "corpus.json"
 WRITER = "fairseq-resid prepare"
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's symbols, which precede those in the file
 MAGIC = b"MMIDIDX\x00\x00"
 OLDER_MAGICS = (b"TNTIDX\x00\x00", b"HUFFIDX\x00")
 HEADER = struct.Struct("<9sQBQ")  # magic, version, code of the data type, number of sentences

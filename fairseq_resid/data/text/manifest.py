@@ -69,11 +69,6 @@ class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
         return sorted(self.parts.keys() - {*SPLITS}, key=number_of_test)
 
     @property
-    def evaluated(self) -> tuple[str, ...]:
-        """The splits for evaluation, whose text is never changed."""
-        return self.splits[1:]
-
-    @property
     def languages(self) -> tuple[str, str]:
         return self.source, self.target
 
@@ -92,9 +87,5 @@ def names() -> list[str]:
     return sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
 
 
-def read(path: Path) -> TextManifest:
-    """Read a manifest.
-
-    Raises: ValueError naming the file and the problem; OSError.
-    """
-    return records.read(path, TextManifest)
+def read(name: str) -> TextManifest:
+    return records.read(MANIFESTS / f"{name}.yaml", TextManifest)

@@ -387,8 +387,14 @@ def forms(job: Job, extracted: Extracted) -> dict[str, TextForm]:
     """Return the text form of each language."""
     manifest = job.manifest
     form, normalize, split_hyphens = manifest.form, manifest.normalize, manifest.split_hyphens
-    if form == "escaped" and sources.one_form(extracted.forms()) != "stanford":
-        form = manifest.plain_form
+    if form == "escaped":
+        examples = {found: label for label, found in extracted.forms().items()}
+        if len(examples) > 1:
+            mixed = ", ".join(f"{label} is {found}" for found, label in sorted(examples.items()))
+            raise ValueError(
+                f"--raw contains several releases of the corpus: {mixed}; all texts must come from the same release"
+            )
+        form = "escaped" if "stanford" in examples else manifest.plain_form
     if form == "escaped" and (normalize != "none" or split_hyphens):
         raise ValueError(
             f"{manifest.name}: Stanford's release is already tokenised; --profile fairseq and --normalize need plain "
@@ -442,7 +448,7 @@ def encode(
     shutil.copytree(tokenised.folder / "ref", folder / "ref")
     train, trips, evaluation = job.sides(folder, "train"), {}, {}
     normalise = subwords.normaliser(kind, job.manifest.spm_normalizer)
-    for split in job.manifest.evaluated:
+    for split in job.manifest.splits[1:]:
         evaluation[split] = job.sides(folder, split)
         (_, cut), (_, reference) = evaluation[split], job.sides(folder / "ref", split)
         trips[split] = checks.round_trip(

@@ -55,7 +55,7 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     add("--normalize", choices=get_args(Normalize), help="sides to apply Moses punctuation normalisation to")
     flags.add(parser)
     args = parser.parse_args(argv)
-    manifest = manifests.read(manifests.MANIFESTS / f"{args.name}.yaml")
+    manifest = manifests.read(args.name)
     given = flags.settings(args)
     if args.profile == "published":
         check_published(args, given)

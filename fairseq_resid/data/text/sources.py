@@ -246,17 +246,3 @@ def form_of(path: Path, name: str) -> str:
             attached += len(re.findall(rb"[^\W\d_][.,?!](?=\s|$)", line))
             detached += len(re.findall(rb"\s[.,?!](?=\s|$)", line))
     return "stanford" if detached > attached else "plain"
-
-
-def one_form(forms: dict[str, str]) -> str:
-    """Return the common form of all texts; `forms` maps the label of each text to its form.
-
-    Raises: ValueError naming one text of each form if they differ.
-    """
-    examples = {form: label for label, form in forms.items()}
-    if len(examples) > 1:
-        mixed = ", ".join(f"{label} is {form}" for form, label in sorted(examples.items()))
-        raise ValueError(
-            f"--raw contains several releases of the corpus: {mixed}; all texts must come from the same release"
-        )
-    return next(iter(examples))
