@@ -85,8 +85,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     prepare(MANIFESTS[args.name], options)
 
 
-def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
-    """Make the data folder OUT; return False if it already contains exactly these captions.
+def prepare(manifest: CaptionManifest, options: CaptionOptions) -> None:
+    """Make the data folder OUT, unless it already contains exactly these captions.
 
     Raises: ValueError for bad input, or if OUT contains other captions; OSError.
     """
@@ -98,14 +98,13 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
         record = CaptionRecord.of(out)
         preparing.show_differences(record)
         say(f"{out}: {record.words:,} words, {record.width:,} features per region; done")
-        return True
+        return
     known = preparing.finished(out, CaptionRecord)
     if known.asked != asked or known.read != read:
         raise ValueError(f"{out}: exists, but was not made from these files; remove it or choose another --out")
     CaptionRecord.checked(out, options.verify)
     preparing.show_differences(known)
     say(f"{out}: already contains these captions ({'checksums' if options.verify else 'sizes'} verified)")
-    return False
 
 
 def differences(manifest: CaptionManifest, corpus: CaptionCorpus) -> list[str]:

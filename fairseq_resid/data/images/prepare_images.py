@@ -74,8 +74,8 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     prepare(manifest, ImageOptions.of(args))
 
 
-def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
-    """Make the data folder OUT; return False if it already contains exactly these images.
+def prepare(manifest: ImageManifest, options: ImageOptions) -> None:
+    """Make the data folder OUT, unless it already contains exactly these images.
 
     Raises: ValueError for bad input, or if OUT contains different images; ChildProcessError; OSError.
     """
@@ -92,7 +92,7 @@ def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
         say(f"mean {mean}, deviation {deviation}")
         preparing.show_differences(record)
         say(f"{out}: done")
-        return True
+        return
     record = preparing.finished(out, ImageRecord)
     preparing.check_settings(out, "different images", record.asked, settings)
     if source is not None and not source.was_read(record.read):
@@ -102,7 +102,6 @@ def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
     ImageRecord.checked(out, options.verify)
     preparing.show_differences(record)
     say(f"{out}: already contains these images ({'checksums' if options.verify else 'sizes'} verified)")
-    return False
 
 
 def _make(manifest: ImageManifest, options: ImageOptions, source: Source, settings: dict[str, Any], work: Path) -> Path:

@@ -6,20 +6,16 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import fields
-
 from ...cli.frame import integer
 from ...cli.machine import cores
 from . import subwords
 from .bleu import TOKENIZERS
-from .manifest import TextManifest
-from .pipeline import SETTINGS
+from .manifest import DEFAULTS, SETTINGS, TextManifest
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags to a command."""
     add = parser.add_argument
-    default = {item.name: item.default for item in fields(TextManifest)}
     add("--workers", type=integer(1), default=cores(), metavar="N", help="processes (default: all cores)")
     add(
         "--clean",
@@ -30,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--max-pieces",
         type=integer(1),
         metavar="N",
-        help=f"with --clean: drop pairs with more than N subwords on a side (default: {default['max_pieces']})",
+        help=f"with --clean: drop pairs with more than N subwords on a side (default: {DEFAULTS['max_pieces']})",
     )
     add(
         "--deduplicate",
@@ -41,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add(
         "--spm-normalizer",
         choices=subwords.NORMALIZERS,
-        help=f"sentencepiece's normalisation before segmentation (default: {default['spm_normalizer']})",
+        help=f"sentencepiece's normalisation before segmentation (default: {DEFAULTS['spm_normalizer']})",
     )
     add(
         "--tokenize",

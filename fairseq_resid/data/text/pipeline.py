@@ -22,44 +22,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import fields
-from msgspec.structs import replace as with_fields
+from msgspec import structs
 
 from ...cli.machine import versions
 from ...cli.progress import Progress
 from ...console import say
-from ...files import read_lines, working_folder
+from ...files import read_lines
 from .. import preparing
 from . import checks, clean, disk, fairseq_preprocess, parallel, sources, subwords, summary, tokenise
 from . import folder as data_folder
 from .bleu import default_tokenizer, metric
 from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
 from .forms import TOKENISED, TextForm
-from .manifest import TextManifest
+from .manifest import DEFAULTS, SETTINGS, TextManifest
 from .parallel import Sides
 from .resumable import FinishedStep, Step, Steps
 from .segmentation import FILES, Segmenter
 
-# The raw texts, these manifest fields, --limit and the skipped test sets determine the content of a data folder.
-SETTINGS = (
-    "name",
-    "source",
-    "target",
-    "vocab_size",
-    "form",
-    "plain_form",
-    "normalize",
-    "clean",
-    "max_pieces",
-    "max_ratio",
-    "deduplicate",
-    "split_hyphens",
-    "spm_normalizer",
-    "subwords",
-    "tokenize",
-    "vocab_from",
-    "profile",
-)
 # The settings that only matter with `clean`.
 LIMITS = ("max_pieces", "max_ratio")
 MARK = "text.json"  # a file that shows that a working folder is ours
@@ -120,8 +99,8 @@ class Job:
             raise ValueError(f"{self.manifest.name}: {lost}")
 
 
-def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sources.Text] | None = None) -> bool:
-    """Make the data folder OUT; return False if it already contains exactly this corpus.
+def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sources.Text] | None = None) -> None:
+    """Make the data folder OUT, unless it already contains exactly this corpus.
 
     texts: the texts of the corpus; None: find or download them as described in the manifest
     Raises: ValueError for bad input, or if OUT contains a different corpus; ChildProcessError; OSError.
@@ -129,14 +108,12 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     out = options.out
     if "," in str(out):
         raise ValueError(f"--out {out}: must not contain a comma, at which fairseq-preprocess splits paths")
-    working_folder(out)  # raises before anything is downloaded
     skipped = sources.absent_tests(manifest, options) if texts is None else {}
     for split, name in skipped.items():
         folders = ", ".join(map(str, options.raw))
         print(f"skipped: test set {split} ({name}): none of its files is in --raw {folders}", flush=True)
-    manifest = with_fields(
-        manifest, parts={split: manifest.parts[split] for split in manifest.parts if split not in skipped}
-    )
+    parts = {split: manifest.parts[split] for split in manifest.parts if split not in skipped}
+    manifest = structs.replace(manifest, parts=parts)
     settings = {**{name: getattr(manifest, name) for name in SETTINGS}, "limit": options.limit}
     settings["skipped"] = [*skipped] or None
     if not manifest.clean:
@@ -152,7 +129,7 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
 
     if preparing.made(out, MARK, {"name": manifest.name, "limit": options.limit}, make, refuses=True):
         summary.show_result(out, options.show)
-        return True
+        return
     record = _check_same(out, settings, texts or [])
     sizes_known = data_folder.check(out, options.verify)
     summary.show_differences(record)
@@ -162,7 +139,6 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     if not (sizes_known or options.verify):
         checked = "sizes not recorded by the earlier version that made it; use --verify to compare checksums"
     say(f"{out}: already contains this corpus ({checked})")
-    return False
 
 
 def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) -> CorpusRecord:
@@ -172,7 +148,7 @@ def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) 
     """
     record = preparing.finished(out, CorpusRecord)
     # An earlier version that lacked a setting behaved like today's default.
-    found = {**{item.name: item.default for item in fields(TextManifest) if item.name in SETTINGS}, **record.asked}
+    found = {**{name: DEFAULTS[name] for name in SETTINGS}, **record.asked}
     if "form" not in record.asked:
         is_plain = record.text.form == "plain"
         found["form"] = settings["form"] if is_plain == (settings["form"] == "plain") else record.text.form
