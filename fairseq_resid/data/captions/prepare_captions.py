@@ -23,7 +23,7 @@ from ..recorded import SPLITS
 from . import caption_folder
 from .caption_folder import DICTIONARY, PARTS, CaptionRecord, Captions
 from .features import FeatureSource, open_features, state_of
-from .karpathy import LEAST, CaptionCorpus, read_corpus
+from .karpathy import LEAST, read_corpus
 
 
 @dataclass(frozen=True)
@@ -107,17 +107,6 @@ def prepare(manifest: CaptionManifest, options: CaptionOptions) -> None:
     say(f"{out}: already contains these captions ({'checksums' if options.verify else 'sizes'} verified)")
 
 
-def differences(manifest: CaptionManifest, corpus: CaptionCorpus) -> list[str]:
-    """Return how the images of a corpus differ from its manifest."""
-    found = []
-    if manifest.dataset and corpus.dataset != manifest.dataset:
-        found.append(f"dataset {corpus.dataset[:40]!r}, not {manifest.dataset!r}")
-    for split, count in manifest.counts.items():
-        if len(corpus.words[split].ids) != count:
-            found.append(f"{len(corpus.words[split].ids):,} {split} images, not {count:,}")
-    return found
-
-
 def check_boxes(source: FeatureSource, images: Sequence[str]) -> None:
     """Raise ValueError if some images have boxes and others do not: a model would take a missing box for a position."""
     with Progress(f"boxes of {source.path}", len(images), "images") as progress:
@@ -140,8 +129,13 @@ def _make(
 
     asked, read: of captions.json
     """
-    corpus = read_corpus(options.captions)
-    wrong = differences(manifest, corpus)
+    corpus, wrong = read_corpus(options.captions), []
+    counts = {split: len(corpus.words[split].ids) for split in SPLITS}
+    if manifest.dataset and corpus.dataset != manifest.dataset:
+        wrong.append(f"dataset {corpus.dataset[:40]!r}, not {manifest.dataset!r}")
+    for split, count in manifest.counts.items():
+        if counts[split] != count:
+            wrong.append(f"{counts[split]:,} {split} images, not {count:,}")
     if wrong and not options.allow_other:
         raise ValueError(f"{options.captions}: {'; '.join(wrong)} (use --allow-other-data to accept this)")
     words = corpus.dictionary()
@@ -162,15 +156,15 @@ def _make(
     regions, has_boxes, size = {}, False, None
     for split in SPLITS:
         captions = corpus.words[split]
-        count = regions[split] = _write_regions(data, split, captions.ids, source, width)
-        has_boxes = has_boxes or bool(caption_folder.mapped(data, split, "boxes", (count, 4)).any())
+        total = regions[split] = _write_regions(data, split, captions.ids, source, width)
+        has_boxes = has_boxes or bool(caption_folder.mapped(data, split, "boxes", (total, 4)).any())
         if options.thumbnail is not None and split != "train":
             pictures = np.stack([options.thumbnail(image) for image in captions.ids])
             (data / f"{split}.thumbnails").write_bytes(pictures.tobytes())
             size = (pictures.shape[1], pictures.shape[2])
         _write_captions(data / f"{split}.captions.tsv", captions)
         _write_captions(data / f"ref/{split}.tsv", corpus.references[split])
-        facts = [f"{len(captions.ids):,} images, {sum(map(len, captions.texts)):,} captions, {count:,} regions"]
+        facts = [f"{counts[split]:,} images, {sum(map(len, captions.texts)):,} captions, {total:,} regions"]
         if corpus.empty[split]:
             facts.append(f"{corpus.empty[split]:,} captions without words left out")
         if corpus.without_raw[split]:
@@ -181,7 +175,7 @@ def _make(
         wrong.append(f"{width:,} features per region, not {manifest.width:,}")
     record = CaptionRecord(
         name=options.out.name if manifest is CUSTOM else manifest.name,
-        counts={split: len(corpus.words[split].ids) for split in SPLITS},
+        counts=counts,
         captions={split: sum(map(len, corpus.words[split].texts)) for split in SPLITS},
         regions=regions,
         width=width,

@@ -274,7 +274,9 @@ class Corpus(RecordedFolder[CorpusRecord]):
 
     def lengths(self, subset: str, language: str) -> list[int]:
         """Return the number of subwords, with </s>, of every binarised sentence; empty for raw or older formats."""
-        return sentence_lengths(self.path / f"{subset}.{self.pair}.{language}.idx")
+        file = self.path / f"{subset}.{self.pair}.{language}.idx"
+        found = _read_index(file) if file.is_file() else None
+        return [] if found is None else found[0].tolist()
 
     def blank_lines(self, subset: str) -> set[int]:
         """Return the indices of the source sentences that are blank, in the raw text or after segmentation."""
@@ -336,12 +338,6 @@ def check_texts(data: Path, subset: str | None = None) -> None:
             other, count = sides.setdefault(file.name.removesuffix(f"{language}.idx"), (file, len(lengths)))
             if count != len(lengths):
                 raise ValueError(f"{file}: {len(lengths):,} sentences, but {other.name} has {count:,}; {AGAIN}")
-
-
-def sentence_lengths(file: Path) -> list[int]:
-    """Return the number of tokens of every sentence in an .idx file; empty if there is none or its format is older."""
-    found = _read_index(file) if file.is_file() else None
-    return [] if found is None else list(map(int, found[0]))
 
 
 def require_subset(data: Path, subset: str, source: str, target: str) -> None:

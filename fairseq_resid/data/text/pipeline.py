@@ -304,22 +304,18 @@ def extract(job: Job, folder: Path) -> Extracted:
         left, right = found[source.label].lines, found[target.label].lines
         parallel.check_equal((paths[source.label], paths[target.label]), left, right)
         pairs[source.split][source.part.name] = left
-    for text in job.texts:
-        if text.split != "train":
-            _check_evaluation_text(paths[text.label])
+    # Validation and test text is never changed, so it must be usable.
+    for path in (paths[text.label] for text in job.texts if text.split != "train"):
+        with path.open("rb") as file:
+            if file.read(3) == parallel.BYTE_ORDER_MARK:
+                raise ValueError(
+                    f"{path}: begins with a byte-order mark, which is not removed from validation and test text; "
+                    "remove it"
+                )
+        for number, line in enumerate(read_lines(path), start=1):
+            if len(line) > clean.MAX_CHARACTERS:
+                raise ValueError(f"{path}:{number}: {tokenise.PROBLEMS['too_long']}")
     return Extracted(found, pairs)
-
-
-def _check_evaluation_text(path: Path) -> None:
-    """Raise ValueError naming the file if a validation or test text, which is never changed, is unusable."""
-    with path.open("rb") as file:
-        if file.read(3) == parallel.BYTE_ORDER_MARK:
-            raise ValueError(
-                f"{path}: begins with a byte-order mark, which is not removed from validation and test text; remove it"
-            )
-    for number, line in enumerate(read_lines(path), start=1):
-        if len(line) > clean.MAX_CHARACTERS:
-            raise ValueError(f"{path}:{number}: {tokenise.PROBLEMS['too_long']}")
 
 
 def tokenise_text(job: Job, extracted: FinishedStep[Extracted], folder: Path) -> Kept:
@@ -329,34 +325,25 @@ def tokenise_text(job: Job, extracted: FinishedStep[Extracted], folder: Path) ->
     counts = {}
     (folder / "ref").mkdir()
     for split in job.manifest.splits:
-        raw, is_train = _raw(job, extracted, split), split == "train"
+        # A text that needed no extraction may have been moved since its lines were counted, so use its current path.
+        files = [
+            extracted.folder / name if (name := extracted.result.texts[text.label].file) else text.file
+            for text in job.texts
+            if text.split == split
+        ]
+        raw, outputs = list(zip(files[::2], files[1::2], strict=True)), job.sides(folder, split)
+        cleaned = job.manifest.clean and split == "train"
         counts[split] = tokenise.tokenise(
-            f"tokenise {split}",
-            raw,
-            job.sides(folder, split),
-            (source, target),
-            job.manifest.clean and is_train,
-            job.options.workers,
+            f"tokenise {split}", raw, outputs, (source, target), cleaned, job.options.workers
         )
         job.check_left(split, counts[split])
-        if is_train:
+        if split == "train":
             continue
-        for path, files in zip(job.sides(folder / "ref", split), zip(*raw, strict=True), strict=True):
+        for path, parts in zip(job.sides(folder / "ref", split), zip(*raw, strict=True), strict=True):
             with path.open("wb") as reference:
-                for content in map(Path.read_bytes, files):
+                for content in map(Path.read_bytes, parts):
                     reference.write(content if content.endswith(b"\n") else content + b"\n")
     return Kept(counts)
-
-
-def _raw(job: Job, extracted: FinishedStep[Extracted], split: str) -> list[Sides]:
-    """Return the raw texts of a split, part by part."""
-    # A text that needed no extraction may have been moved since its lines were counted, so use its current path.
-    files = [
-        extracted.folder / name if (name := extracted.result.texts[text.label].file) else text.file
-        for text in job.texts
-        if text.split == split
-    ]
-    return list(zip(files[::2], files[1::2], strict=True))
 
 
 def forms(job: Job, extracted: Extracted) -> dict[str, TextForm]:
