@@ -125,7 +125,7 @@ def _make(manifest: ImageManifest, options: ImageOptions, source: Source, settin
             f"not the images of {manifest.name}: {'; '.join(wrong)} (use --allow-other-data to accept this)"
         )
     held = options.valid or manifest.valid or max(1, counts["train"] // 10)
-    mask = hold_out(images.parts["train"].labels, held, source.by_class, images.classes)
+    mask = hold_out(images.parts["train"].labels, held, source.kind == "folder", images.classes)
     mean, deviation = _write(images, mask, data)
     record = ImageRecord(
         name=manifest.name if manifest.file else options.out.name,
