@@ -1,6 +1,6 @@
 """Make a data folder of captions from a JSON file and region features: fairseq-resid prepare-captions NAME ...
 
-folder.py describes the data folder. An interrupted preparation keeps the region features that it has written.
+caption_folder.py describes the data folder. An interrupted preparation keeps the region features that it has written.
 """
 
 from __future__ import annotations

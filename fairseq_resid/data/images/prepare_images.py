@@ -1,8 +1,8 @@
 """Make a data folder of images from a release or from image files by class: fairseq-resid prepare-images NAME ...
 
-folder.py describes the data folder. Images from a release keep its order; images from a folder are sorted by class and
-then by file name. `valid` consists of the last training images of a release, or the last ones in every class of a
-folder.
+image_folder.py describes the data folder. Images from a release keep its order; images from a folder are sorted by
+class and then by file name. `valid` consists of the last training images of a release, or the last ones in every class
+of a folder.
 """
 
 from __future__ import annotations
