@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,9 +73,7 @@ class _Lost(Exception):
     """The connection failed or ended early: try again."""
 
 
-def fetch(
-    file: RemoteFile, folder: Path, mirror: str | None, allow_other: bool, sleep: Callable[[float], None] = time.sleep
-) -> Fingerprint:
+def fetch(file: RemoteFile, folder: Path, mirror: str | None = None, allow_other: bool = False) -> Fingerprint:
     """Download FOLDER/NAME unless it exists; return its fingerprint.
 
     With a mirror, the only URL is MIRROR/NAME. A download that differs from the manifest is refused; with `allow_other`
@@ -99,7 +97,7 @@ def fetch(
         for url in urls:
             say(f"{file.name}: downloading from {url}")
             try:
-                return _from(url, file, target, allow_other, sleep)
+                return _from(url, file, target, allow_other)
             except _Refused as refusal:
                 refusals.append(f"  {url}: {refusal}")
                 say(f"{file.name}: {refusal}")
@@ -162,7 +160,7 @@ def _wrong(kind: str, actual: object, expected: object) -> str:
     return f"wrong {label}: {actual}; expected {expected}"
 
 
-def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Callable[[float], None]) -> Fingerprint:
+def _from(url: str, file: RemoteFile, target: Path, allow_other: bool) -> Fingerprint:
     """Download from one URL; every attempt resumes the previous one.
 
     Raises: _Refused if the URL does not provide the file, or provides a different one.
@@ -176,7 +174,7 @@ def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Ca
             if attempt + 1 == ATTEMPTS:
                 raise _Refused(str(loss)) from None
             say(f"{file.name}: {loss}; attempt {attempt + 2} of {ATTEMPTS}")
-            sleep(PAUSE * 2**attempt)
+            time.sleep(PAUSE * 2**attempt)
             continue
         found = describe(partial)
         wrong = problem(file, found)
