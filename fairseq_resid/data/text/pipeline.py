@@ -67,6 +67,7 @@ class Job:
 
     settings: the settings that the data folder depends on; lock: file descriptor of the working folder's lock
     skipped: names of the test sets without files, by split; they are not in `manifest`
+    forms: the form of each language, known after extraction
     """
 
     manifest: TextManifest
@@ -74,7 +75,23 @@ class Job:
     texts: list[sources.Text]
     settings: dict[str, Any]
     lock: int
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str]
+    forms: Mapping[str, TextForm] = field(default_factory=dict)
+
+    @property
+    def form(self) -> TextForm:
+        """The form of the target side."""
+        return self.forms[self.manifest.target]
+
+    @property
+    def tokenize(self) -> str:
+        """The name of sacrebleu's tokeniser for the target side: the manifest's, or that of its form and language.
+
+        Text that is released or published in tokenised form is scored on its own tokens, as in publications that use
+        it.
+        """
+        own_tokens = self.form.form in TOKENISED
+        return self.manifest.tokenize or ("none" if own_tokens else default_tokenizer(self.manifest.target))
 
     @property
     def dictionary(self) -> Path | None:
@@ -269,8 +286,8 @@ def run(job: Job, work: Path) -> Path:
     texts, differences = source_texts(job, extracted.result)
     if differences and not job.options.allow_other:  # even if an earlier run accepted them
         raise ValueError(f"not the corpus {manifest.name}: {'; '.join(differences)} ({ACCEPTS})")
-    form_of_target = forms(job, extracted.result)[manifest.target]
-    metric(bleu_tokenize(manifest, form_of_target))  # names a missing package before hours of work
+    job = replace(job, forms=forms(manifest, extracted.result))
+    metric(job.tokenize)  # names a missing package before hours of work
     tokenised = steps.run("tokenise", Kept, lambda folder: tokenise_text(job, extracted, folder))
     training = tokenised
     if manifest.deduplicate:
@@ -280,10 +297,8 @@ def run(job: Job, work: Path) -> Path:
     else:
         learned = steps.run("learn", Learned, lambda folder: learn(job, training, folder))
         model = learned.folder / FILES[manifest.subwords]
-    encoded = steps.run(
-        "encode", Encoded, lambda folder: encode(job, form_of_target, tokenised, training, model, folder)
-    )
-    record = corpus_record(job, form_of_target, texts, differences, tokenised.result, training.result, encoded.result)
+    encoded = steps.run("encode", Encoded, lambda folder: encode(job, tokenised, training, model, folder))
+    record = corpus_record(job, texts, differences, tokenised.result, training.result, encoded.result)
     return steps.run("binarise", Binarised, lambda folder: binarise_text(job, record, encoded.folder, folder)).folder
 
 
@@ -320,8 +335,7 @@ def extract(job: Job, folder: Path) -> Extracted:
 
 def tokenise_text(job: Job, extracted: FinishedStep[Extracted], folder: Path) -> Kept:
     """Convert all text to the form that is segmented into subwords; also keep the original validation and test text."""
-    by_language = forms(job, extracted.result)
-    source, target = (by_language[language] for language in job.manifest.languages)
+    source, target = (job.forms[language] for language in job.manifest.languages)
     counts = {}
     (folder / "ref").mkdir()
     for split in job.manifest.splits:
@@ -346,9 +360,8 @@ def tokenise_text(job: Job, extracted: FinishedStep[Extracted], folder: Path) ->
     return Kept(counts)
 
 
-def forms(job: Job, extracted: Extracted) -> dict[str, TextForm]:
+def forms(manifest: TextManifest, extracted: Extracted) -> dict[str, TextForm]:
     """Return the text form of each language."""
-    manifest = job.manifest
     form, normalize, split_hyphens = manifest.form, manifest.normalize, manifest.split_hyphens
     if form == "escaped":
         examples = {found: label for label, found in extracted.forms().items()}
@@ -382,13 +395,11 @@ def learn(job: Job, training: FinishedStep[Kept], folder: Path) -> Learned:
     return Learned(subwords.learn(kind, files, total, size, folder / FILES[kind], normalizer))
 
 
-def encode(
-    job: Job, form: TextForm, tokenised: FinishedStep[Kept], training: FinishedStep[Kept], model: Path, folder: Path
-) -> Encoded:
+def encode(job: Job, tokenised: FinishedStep[Kept], training: FinishedStep[Kept], model: Path, folder: Path) -> Encoded:
     """Segment all text into subwords, compute the best possible score, and find evaluation text in the training text.
 
-    form: the form of the target side; model: the learned model, whose restricted copy is written to `folder`, or the
-    model of another data folder, which is copied
+    model: the learned model, whose restricted copy is written to `folder`, or the model of another data folder, which
+    is copied
     """
     kind = job.manifest.subwords
     counts, tokens, known = {}, {}, set[str]()
@@ -415,17 +426,9 @@ def encode(
         evaluation[split] = job.sides(folder, split)
         (_, cut), (_, reference) = evaluation[split], job.sides(folder / "ref", split)
         trips[split] = checks.round_trip(
-            cut, reference, form, bleu_tokenize(job.manifest, form), Segmenter(kind, model), normalise, known
+            cut, reference, job.form, job.tokenize, Segmenter(kind, model), normalise, known
         )
     return Encoded(counts, tokens, trips, checks.overlap(train, evaluation, counts["train"].kept))
-
-
-def bleu_tokenize(manifest: TextManifest, form: TextForm) -> str:
-    """Return the name of sacrebleu's tokeniser for the target side: the manifest's, or that of its form and language.
-
-    Text that is released or published in tokenised form is scored on its own tokens, as in publications that use it.
-    """
-    return manifest.tokenize or ("none" if form.form in TOKENISED else default_tokenizer(form.language))
 
 
 def binarise_text(job: Job, record: CorpusRecord, text: Path, folder: Path) -> Binarised:
@@ -491,15 +494,14 @@ def source_texts(job: Job, extracted: Extracted) -> tuple[dict[str, SourceText],
 
 def corpus_record(
     job: Job,
-    form: TextForm,
     texts: dict[str, SourceText],
     differences: list[str],
     tokenised: Kept,
     training: Kept,
     encoded: Encoded,
 ) -> CorpusRecord:
-    """Return the part of corpus.json that is known before the text is binarised; form: of the target side."""
-    manifest, limit = job.manifest, job.options.limit
+    """Return the part of corpus.json that is known before the text is binarised."""
+    manifest, limit, form = job.manifest, job.options.limit, job.form
     dropped = {split: dict(counts.dropped) for split, counts in tokenised.pairs.items()}
     dropped["train"] |= training.pairs["train"].dropped
     limited = f"only the first {limit:,} pairs of each text are used (--limit {limit})" if limit else ""
@@ -531,7 +533,7 @@ def corpus_record(
         ),
         restore=Restore(manifest.subwords, FILES[manifest.subwords]),
         profile=manifest.profile,
-        bleu_tokenize=bleu_tokenize(manifest, form),
+        bleu_tokenize=job.tokenize,
     )
 
 
