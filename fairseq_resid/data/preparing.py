@@ -146,15 +146,14 @@ def finished(out: Path, kind: type[T]) -> T:
 
 def check_settings(out: Path, other: str, found: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
     """Raise ValueError if a data folder was made with other settings; other: what it then contains."""
-    differing = [key for key in mine if found.get(key) != mine[key]]
-    each = [[key, *(shown(settings.get(key)) for settings in (found, mine))] for key in differing]
-    if each:
-        changes = ", ".join(f"{key} is {theirs}, not {ours}" for key, theirs, ours in each)
-        raise ValueError(f"{out}: contains {other} ({changes}); choose another --out")
 
+    def shown(setting: Any) -> str:
+        return ", ".join(setting) if isinstance(setting, list) else str(setting)
 
-def shown(setting: Any) -> str:
-    return ", ".join(setting) if isinstance(setting, list) else str(setting)
+    pairs = [(key, found.get(key), setting) for key, setting in mine.items()]
+    differing = [f"{key} is {shown(theirs)}, not {shown(ours)}" for key, theirs, ours in pairs if theirs != ours]
+    if differing:
+        raise ValueError(f"{out}: contains {other} ({', '.join(differing)}); choose another --out")
 
 
 def show_differences(record: Recorded) -> None:
