@@ -31,7 +31,7 @@ def check(manifest: TextManifest, options: Options, limit: int | None, texts: Se
     sizes: dict[Path, int | None] = {item.file: item.known.bytes for item in texts or ()}
     if texts is None:
         for part in (part for split in manifest.splits for part in manifest.parts[split]):
-            index = next(iter(sources.downloaded(part, options.downloads)), 0)  # as `sources.find` chooses
+            index = next(iter(sources.downloaded_alternatives(part, options.downloads)), 0)  # as `sources.find` chooses
             for file in (manifest.file(places[index]) for places in part.places.values()):
                 path = options.downloads / file.name
                 sizes[path] = path.stat().st_size if path.is_file() else file.bytes or file.about

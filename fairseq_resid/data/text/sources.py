@@ -66,7 +66,7 @@ class Text:
         return expected is not None and bool(expected.sha256 or expected.md5) and self.difference is None
 
 
-def downloaded(part: Part, downloads: Path) -> list[int]:
+def downloaded_alternatives(part: Part, downloads: Path) -> list[int]:
     """Return the numbers of the alternatives of a text whose files have all been downloaded."""
     alternatives = enumerate(zip(*part.places.values(), strict=True))
     return [
@@ -114,7 +114,7 @@ def absent_tests(manifest: TextManifest, options: Options) -> dict[str, str]:
 def _part(manifest: TextManifest, options: Options, fingerprints: Fingerprints, split: str, part: Part) -> list[Text]:
     if options.raw:
         return _on_disk(manifest, options.raw, fingerprints, split, part)
-    there = downloaded(part, options.downloads)
+    there = downloaded_alternatives(part, options.downloads)
     is_tried = part.sacrebleu and not (options.mirror or there)
     if is_tried and (released := _from_sacrebleu(manifest, fingerprints, split, part)):
         return released
