@@ -107,7 +107,6 @@ class Translation(TextTask[Corpus]):
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> Corpus:
         corpus = Corpus.read(path, direction_of(state, run.last, path))
         text_folder.check(corpus.path)
-        text_folder.check_dictionaries(corpus.path)
         check_same_dictionaries(run.last, state, corpus.path)
         reference = corpus.reference(subset)
         if name := corpus.record.skipped.get(subset):

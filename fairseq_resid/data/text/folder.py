@@ -303,6 +303,7 @@ def check(data: Path, verify: bool = False) -> bool:
     """
     known = CorpusRecord.checked(data, verify) if (data / CORPUS).is_file() else None
     check_texts(data)
+    check_dictionaries(data)
     return known is not None and bool(known.sizes)
 
 
