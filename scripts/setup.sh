@@ -166,11 +166,16 @@ inputs="$(cat "$root"/{setup.py,pyproject.toml,fairseq_resid/version.py} "$const
 packages() { (cd "$venv/lib/python$version/site-packages" 2>/dev/null && printf '%s\n' *[!_] | grep -v 'dist-info$' | sort); }
 old_place="" old_inputs="" old_extra="" whole=""
 if [[ -f $stamp ]]; then { read -r old_place && read -r old_inputs && read -r old_extra; } <"$stamp" || true; fi
-if [[ $old_place == "$place" && -z $(comm -13 <(packages) <(tail -n +4 "$stamp")) ]] && "$venv/bin/python" -I -c '' 2>/dev/null; then
+missing=$(comm -13 <(packages) <(tail -n +4 "$stamp" 2>/dev/null))
+lost=$(grep -v '^__editable__' <<<"$missing" || true)
+# pip install ".[onnx]" replaces the link to this folder by a copy, which installing again in place mends.
+if [[ $old_place == "$place" && -z $lost ]] && "$venv/bin/python" -I -c '' 2>/dev/null; then
     whole=yes
     extra=${extra:-${old_extra//[][]/}} # test tools stay installed; setup.sh of 0.6 wrote [test]
+elif [[ -n $lost ]]; then
+    printf 'setup: %s is built again: it lacks %s\n' "$venv" "$(head -n 3 <<<"$lost" | paste -sd ' ' -)"
 fi
-if [[ -n $whole && $old_inputs == "$inputs" && $old_extra == "$extra" ]]; then
+if [[ -n $whole && -z $missing && $old_inputs == "$inputs" && $old_extra == "$extra" ]]; then
     printf 'setup: nothing to do: %s is complete (Python %s)\n' "$venv" "$version"
     exit
 fi

@@ -92,6 +92,8 @@ def seeds(candidates: Sequence[Candidate]) -> list[str]:
             task, results = group[0].task, group[0].results
             name = f"{results.architecture} {results.subset}" if task.shows_spread else results.architecture
             lines.append(f"{name}, {len(group)} seeds ({names}): {task.spread(group)}")
+    if 1 < len(groups) == len(candidates):
+        lines.append("one seed each: p tells whether these models differ, not whether their structures or settings do")
     return lines
 
 

@@ -165,8 +165,8 @@ def check_package(name: str, package: str) -> None:
     """Raise MissingPackage with install instructions if a package that an engine requires is missing."""
     if find_spec(package) is None:
         raise MissingPackage(
-            f"{name}: {package} is not installed; in the project's folder run "
-            f'pip install -c constraints/fairseq-fixed.txt ".[{name}]"'
+            f"{package} is not installed; in the project's folder run "
+            f'pip install -c constraints/fairseq-fixed.txt -e ".[{name}]"'
         )
 
 

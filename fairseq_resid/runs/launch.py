@@ -223,8 +223,10 @@ def tell_outcome(command: TrainingCommand, run: Run) -> None:
         f"fairseq skipped {count} examples, which are longer than the model's positions {most}"
         for count, most in dict.fromkeys(found.groups() for found in last_session(run.train_log, SKIPPED))
     ]
-    if done.explosion and not float(command.value("--clip-norm", "0")):
-        warnings.append(f"the gradient exploded ({done.explosion}); try --clip-norm 1 or a lower --lr")
+    if done.explosion:
+        is_clipped = 0 < float(command.value("--clip-norm", "0")) <= 1
+        remedy = "a lower --lr" + ("" if is_clipped else " or --clip-norm 1")
+        warnings.append(f"the gradient exploded ({done.explosion}); try {remedy}")
     for warning in warnings:
         say(f"{run.path}: warning: {warning}", file=sys.stderr)
 

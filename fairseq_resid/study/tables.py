@@ -188,6 +188,8 @@ def interactions(results: Results) -> StudyTable:
 def contrasts(results: Results) -> StudyTable:
     measures, rows = kinds.of_measure(results["measure"]).studied.measures, []
     for one in results["contrasts"]:
+        if not any(one["comparison"]["seeds"]):
+            continue
         first, *rest = [" minus ".join(pair) for pair in zip(one["groups"][::2], one["groups"][1::2], strict=True)]
         effects = [cell for name in measures for cell in effect_cells(one["comparison"], name)[:3]]
         rows.append([f"({first}) minus ({rest[0]})" if rest else first, seeds_of(one["comparison"]), *effects])

@@ -229,6 +229,16 @@ def test_changed_input_updates_the_environment(made, file):
     assert "nothing to do" in made.setup()[0]
 
 
+def test_link_that_pip_replaced_by_a_copy_is_mended_in_place(made):
+    link = made.site / "__editable__.fairseq_resid-1.pth"
+    link.touch()
+    (made.root / "setup.py").write_text("# changed\n")
+    made.setup()
+    assert "nothing to do" in made.setup()[0]
+    link.unlink()
+    assert [call.split()[0] for call in made.setup()[1]] == ["pip"] * 3
+
+
 def test_broken_environment_is_rebuilt(made, tmp_path):
     def deleted_package():
         shutil.rmtree(made.site / "torch")

@@ -31,7 +31,7 @@ def tokenise_shard(
         reason = next((reason for _, reason in decoded if reason), None)
         if reason and not cleaned:
             file = shard.files[0 if decoded[0][1] else 1]
-            raise ValueError(f"{file}:{number}: {PROBLEMS[reason]}; --clean drops such pairs")
+            raise ValueError(f"{file}:{number}: {PROBLEMS[reason]}; --clean drops such pairs and very uneven ones")
         pair = (decoded[0][0], decoded[1][0])
         reason = reason or (clean.raw_reason(*pair) if cleaned else None)
         if not reason:
