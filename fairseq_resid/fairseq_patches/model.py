@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+from .patching import wrap
 
 # Copies of every encoder layer's weights that fairseq 0.12.2 keeps for its BetterTransformer path, as parameters that
 # never receive a gradient (modules/transformer_layer.py, TransformerEncoderLayerBase.__init__).
@@ -26,12 +26,8 @@ def close_better_transformer_path() -> None:
     """
     from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
-    original = TransformerEncoderLayerBase.__init__
-
-    @functools.wraps(original)
-    def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(TransformerEncoderLayerBase)
+    def __init__(original, self, *args, **kwargs):
         original(self, *args, **kwargs)
         if hasattr(self, "can_use_fastpath"):
             self.can_use_fastpath = False
-
-    TransformerEncoderLayerBase.__init__ = __init__
