@@ -23,7 +23,6 @@ LOGGERS = {
     "fairseq.file_utils": logging.INFO,
     "fairseq.utils": logging.INFO,  # that the plugin has already been imported
     "fairseq.models.fairseq_model": logging.INFO,
-    "fairseq_resid.fairseq_patches": logging.INFO,
     "fairseq_resid.ops.compilation": logging.INFO,  # that an old backend means eager
     "root": logging.INFO,
 }

@@ -5,7 +5,6 @@ After a line `[evaluate]`, a recipe can set flags of `fairseq-resid evaluate` fo
 
 from __future__ import annotations
 
-import difflib
 import re
 import shlex
 from pathlib import Path
@@ -20,18 +19,12 @@ def available() -> dict[str, Path]:
 
 
 def read(name: str) -> list[str]:
-    """Return the training flags of a recipe, given its name or the path of a file.
-
-    Raises: see `_sections`.
-    """
+    """Return the training flags of a recipe, given its name or the path of a file. Raises: see `_sections`."""
     return _sections(name)[0]
 
 
 def evaluation(name: str) -> list[str]:
-    """Return the evaluation flags of a recipe.
-
-    Raises: see `_sections`.
-    """
+    """Return the evaluation flags of a recipe. Raises: see `_sections`."""
     return _sections(name)[1]
 
 
@@ -42,9 +35,7 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
     """
     path = available().get(name, Path(name))
     if not path.is_file():
-        near = difflib.get_close_matches(name, available(), n=1)
-        meant = f"did you mean {near[0]}? Otherwise choose one of" if near else "choose one of"
-        raise ValueError(f"{name}: no such recipe or file; {meant} {', '.join(available())}, or a file of flags")
+        raise ValueError(f"{name}: no such recipe or file; choose one of {', '.join(available())}, or a file of flags")
     lines = read_lines(path)
     try:
         # Accept what a shell or an editor may produce: a byte order mark, continued lines, and comments that start

@@ -119,7 +119,7 @@ def test_yaml_number_in_any_notation_is_a_number(tmp_path: Path, text: str) -> N
 def test_yaml_text_that_needs_quotes_is_reported(tmp_path: Path, text: str) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(f"text: {text}")
-    with pytest.raises(ValueError, match=r"s\.yaml: Expected `str`, got `\w+` - at `text`; put the text in quotes"):
+    with pytest.raises(ValueError, match=r"s\.yaml: Expected `str`, got `\w+` - at `text`"):
         records.read(file, Scalars)
     file.write_text(f"text: '{text}'\n")
     assert records.read(file, Scalars) == Scalars(text)
@@ -134,7 +134,7 @@ def test_yaml_key_that_is_given_twice_is_refused(tmp_path: Path) -> None:
 def test_unknown_field_of_a_yaml_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("txt: x")
-    with pytest.raises(ValueError, match="unknown field `txt`; allowed fields: text, number"):
+    with pytest.raises(ValueError, match="unknown field `txt`"):
         records.read(file, Scalars)
 
 
