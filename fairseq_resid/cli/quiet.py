@@ -15,7 +15,6 @@ from typing import Any
 
 # Loggers, with the level up to which they are silenced. The comments say what they would log.
 LOGGERS = {
-    "fairseq.tasks.text_to_speech": logging.WARNING,  # advice to install tensorboardX, which we do not need
     "fairseq.tasks.fairseq_task": logging.INFO,  # sizes of datasets and batches
     "fairseq.tasks.translation": logging.INFO,  # dictionaries
     "fairseq.data.data_utils": logging.INFO,  # the file that a dataset is loaded from

@@ -6,15 +6,8 @@ from .patching import wrap
 
 # Copies of every encoder layer's weights that fairseq 0.12.2 keeps for its BetterTransformer path, as parameters that
 # never receive a gradient (modules/transformer_layer.py, TransformerEncoderLayerBase.__init__).
-BETTER_TRANSFORMER_COPIES = (
-    "in_proj_weight",
-    "in_proj_bias",
-    "out_proj_weight",
-    "out_proj_bias",
-    "fc1_weight",
-    "fc1_bias",
-    "fc2_weight",
-    "fc2_bias",
+BETTER_TRANSFORMER_COPIES = tuple(
+    f"{layer}_{kind}" for layer in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")
 )
 
 
