@@ -48,7 +48,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
                 help="show all output of fairseq and other libraries, and tracebacks",
             )
             if "--verbose" in (sys.argv if argv is None else argv):
-                quiet.set_verbose(True)
+                os.environ[quiet.VARIABLE] = "1"
             try:
                 with quiet.libraries():
                     return work(parser, argv) or 0
@@ -65,8 +65,6 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
                 if isinstance(end.code, int) and end.code > 128:
                     _interrupted(parser.prog, again, end.code)
                 raise
-            finally:
-                quiet.set_verbose(None)
 
         return main
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 # Loggers, with the level up to which they are silenced. The comments say what they would log.
 LOGGERS = {
@@ -37,38 +35,29 @@ WARNINGS = (
     r".*mismatched key_padding_mask",
 )
 
-_verbose: bool | None = None  # --verbose; None: not given
-
-
-def set_verbose(on: bool | None) -> None:
-    """Set whether to show all messages; None means that the environment variable decides."""
-    global _verbose
-    _verbose = on
+VARIABLE = "FAIRSEQ_RESID_VERBOSE"  # --verbose sets it, also for the commands that this one starts
 
 
 def is_verbose() -> bool:
-    return os.environ.get("FAIRSEQ_RESID_VERBOSE", "") not in ("", "0") if _verbose is None else _verbose
+    return os.environ.get(VARIABLE, "") not in ("", "0")
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    return is_verbose() or record.levelno > LOGGERS.get(record.name, logging.NOTSET)
+    return record.levelno > LOGGERS[record.name]
 
 
 @contextmanager
 def libraries() -> Iterator[None]:
-    """Silence these loggers and warnings until the end of the block."""
+    """Silence these loggers and warnings until the end of the block, unless the user wants to see them."""
+    if is_verbose():
+        yield
+        return
     loggers = [logging.getLogger(None if name == "root" else name) for name in LOGGERS]
     for logger in loggers:
         logger.addFilter(_is_wanted)
     with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def show_unless_named(message: Warning | str, *rest: Any, **more: Any) -> None:
-            if is_verbose() or not any(re.match(text, str(message)) for text in WARNINGS):
-                show(message, *rest, **more)
-
-        # Checked at each warning instead of by a filter, because --verbose has not been parsed yet.
-        warnings.showwarning = show_unless_named
+        for text in WARNINGS:
+            warnings.filterwarnings("ignore", text)
         try:
             yield
         finally:
