@@ -51,15 +51,14 @@ def _meet(facts: dict[str, str], backend: str, init_method: str, world_size: int
         if rank == 0:  # it may host the store and must not exit before all have read it
             store.wait([f"read{number}" for number in range(world_size)], patience)
     except (RuntimeError, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise UserError(
             f"rank {rank} of {world_size}: the processes of this training run could not connect at {init_method} "
-            f"within {PATIENCE} s: {reason}"
+            f"within {PATIENCE} s: {' '.join(str(error).split())[:300]}"
         ) from error
+    first = all_facts[0]
     for number, theirs in enumerate(all_facts):
-        names = sorted({*theirs, *all_facts[0]})
-        pairs = [(name, theirs.get(name), all_facts[0].get(name)) for name in names]
-        if wrong := [f"{name} is {there}, but {first} on rank 0" for name, there, first in pairs if there != first]:
+        differing = [name for name in sorted({*theirs, *first}) if theirs.get(name) != first.get(name)]
+        if wrong := [f"{name} is {theirs.get(name)}, but {first.get(name)} on rank 0" for name in differing]:
             raise UserError(f"rank {number}: settings or data differ from those of rank 0: {'; '.join(wrong[:5])}")
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
