@@ -218,23 +218,25 @@ def load_weights_only() -> None:
 
 def check_ensembles() -> None:
     """Refuse models of other dictionaries, with which every word would have the embedding of another one."""
-    from fairseq import checkpoint_utils
+    from fairseq import checkpoint_utils, models
+
+    unchecked: list[tuple[str, dict[str, Any]]] = []  # the checkpoint whose model fairseq builds next
 
     @wrap(checkpoint_utils)
-    def load_model_ensemble_and_task(original, filenames, arg_overrides=None, task=None, *args, **kwargs):
-        unchecked = {filenames[0]: kwargs["state"]} if kwargs.get("state") else {}
+    def load_model_ensemble_and_task(original, filenames, *args, **kwargs):
+        if given := kwargs.get("state"):
+            unchecked.append((filenames[0], given))
+        try:
+            with naming(*filenames), _checking(lambda path, state: unchecked.append((path, state))):
+                return original(filenames, *args, **kwargs)
+        finally:
+            unchecked.clear()
 
-        def check(path: str, state: dict[str, Any]) -> None:
-            if task is None:  # fairseq will make it from the first checkpoint
-                unchecked[path] = {dictionaries.KNOWN: state[dictionaries.KNOWN]}
-            else:
-                dictionaries.check(path, state, dictionaries.of_task(task))
-
-        with naming(*filenames), _checking(check):
-            models, cfg, task = original(filenames, arg_overrides, task, *args, **kwargs)
-            for path, state in unchecked.items():
-                check(path, state)
-        return models, cfg, task
+    @wrap(models)
+    def build_model(original, cfg, task, *args, **kwargs):
+        while unchecked:
+            dictionaries.check(*unchecked.pop(), dictionaries.of_task(task))
+        return original(cfg, task, *args, **kwargs)
 
 
 def check_resumed() -> None:
