@@ -42,7 +42,7 @@ from fairseq_resid.data.text.forms import TextForm
 source, target, cores, prefix, out = sys.argv[1:]
 forms = TextForm(source, "moses", True), TextForm(target, "moses", True)
 both = lambda stem: (Path(f"{stem}.{source}"), Path(f"{stem}.{target}"))
-tokenise("tokenise", [both(prefix)], both(out), forms, True, int(cores), None)
+tokenise("tokenise", [both(prefix)], both(out), forms, True, int(cores))
 """
 ENCODE = """
 import sys
@@ -51,8 +51,7 @@ from fairseq_resid.data.text.clean import Limits
 from fairseq_resid.data.text.subwords import encode
 source, target, cores, prefix, out, model = sys.argv[1:]
 both = lambda stem: (Path(f"{stem}.{source}"), Path(f"{stem}.{target}"))
-total = sum(1 for _ in open(f"{prefix}.{source}", "rb"))
-encode("encode", both(prefix), both(out), Path(model), Limits(250, 1.5), int(cores), total)
+encode("encode", both(prefix), both(out), "sentencepiece", Path(model), Limits(250, 1.5), int(cores))
 """
 EXTRACT = """
 import sys
@@ -67,7 +66,7 @@ from pathlib import Path
 from fairseq_resid.data.text.subwords import learn
 source, target, size, prefix, model = sys.argv[1:]
 files = (Path(f"{prefix}.{source}"), Path(f"{prefix}.{target}"))
-learn(files, sum(1 for _ in open(files[0], "rb")), int(size), Path(model))
+learn("sentencepiece", files, sum(1 for _ in open(files[0], "rb")), int(size), Path(model))
 """
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Prepare COCO captions: data-prep/coco-captions.sh --captions dataset_coco.json --features PATH [--help] ...
-# Expected counts: fairseq_resid/data/captions/prepare_captions.py. An interrupted preparation resumes; a finished one is kept.
+# Expected counts: fairseq_resid/data/captions/prepare_captions.py. An interrupted preparation resumes; a finished one is
+# kept.
 set -euo pipefail
 
 # shellcheck source=scripts/environment.sh

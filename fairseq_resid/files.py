@@ -93,8 +93,10 @@ def partial_of(path: Path) -> Path:
 def working_folder(out: Path) -> Path:
     """Return the folder in which the output folder `out` is made.
 
-    Raises: ValueError if `out` is a file or a broken link, which the finished folder cannot replace.
+    Raises: ValueError if `out` has no name, or is a file or a broken link, which the finished folder cannot replace.
     """
+    if not out.name:
+        raise ValueError(f"--out {out}: must be a new folder")
     if os.path.lexists(out) and not out.is_dir():
         kind = "file" if out.exists() else "link to a missing folder"
         raise ValueError(f"--out {out}: already exists and is a {kind}; remove it or choose another name")

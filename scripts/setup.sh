@@ -188,10 +188,11 @@ if [[ $(uname) == Linux && "${PIP_INDEX_URL:-} ${PIP_EXTRA_INDEX_URL:-}" != *whl
     configured=$("$python" -I -m pip --disable-pip-version-check config list </dev/null 2>/dev/null || true)
     if command -v nvidia-smi >/dev/null || [[ $torch != torch || $configured == *index* || $configured == *find-links* ]]; then
         need=9000
-    else
+    elif [[ -z $whole ]] || compgen -G "$venv/lib/python$version/site-packages/torch-*+cpu.dist-info" >/dev/null; then
         export PIP_EXTRA_INDEX_URL=$cpu
         printf 'setup: no NVIDIA GPU found: the CPU build of torch is used, from %s\n' "$cpu"
-    fi
+        printf 'setup: for the GPUs of another machine: PIP_INDEX_URL=https://pypi.org/simple scripts/setup.sh\n'
+    fi # an environment with a CUDA build keeps it
 fi
 need=${FAIRSEQ_RESID_NEED_MB:-$need} free=$(df -Pm "$folder" | awk 'NR == 2 { print $4 }')
 [[ $need =~ ^[0-9]+$ ]] || die 2 "FAIRSEQ_RESID_NEED_MB=$need: not a whole number; allowed: a number of MB, such as 2500"

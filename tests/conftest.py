@@ -197,11 +197,11 @@ def raw_text(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture(scope="session")
 def corpus(raw_text: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the tiny corpus, binarised with a joined vocabulary of 90 pieces. Tests must not write to it."""
-    from fairseq_resid.data.text import custom
+    from support.preparing import build
 
     data = tmp_path_factory.mktemp("corpus") / "data"
     with contextlib.redirect_stdout(io.StringIO()):
-        custom.build("tiny", raw_text, "en", "xx", 90, data, workers=1)
+        assert build(raw_text, data) == 0
     return data
 
 

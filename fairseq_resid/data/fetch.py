@@ -14,7 +14,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -73,9 +73,7 @@ class _Lost(Exception):
     """The connection failed or ended early: try again."""
 
 
-def fetch(
-    file: RemoteFile, folder: Path, mirror: str | None, allow_other: bool, sleep: Callable[[float], None] = time.sleep
-) -> Fingerprint:
+def fetch(file: RemoteFile, folder: Path, mirror: str | None = None, allow_other: bool = False) -> Fingerprint:
     """Download FOLDER/NAME unless it exists; return its fingerprint.
 
     With a mirror, the only URL is MIRROR/NAME. A download that differs from the manifest is refused; with `allow_other`
@@ -99,7 +97,7 @@ def fetch(
         for url in urls:
             say(f"{file.name}: downloading from {url}")
             try:
-                return _from(url, file, target, allow_other, sleep)
+                return _from(url, file, target, allow_other)
             except _Refused as refusal:
                 refusals.append(f"  {url}: {refusal}")
                 say(f"{file.name}: {refusal}")
@@ -162,7 +160,7 @@ def _wrong(kind: str, actual: object, expected: object) -> str:
     return f"wrong {label}: {actual}; expected {expected}"
 
 
-def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Callable[[float], None]) -> Fingerprint:
+def _from(url: str, file: RemoteFile, target: Path, allow_other: bool) -> Fingerprint:
     """Download from one URL; every attempt resumes the previous one.
 
     Raises: _Refused if the URL does not provide the file, or provides a different one.
@@ -176,7 +174,7 @@ def _from(url: str, file: RemoteFile, target: Path, allow_other: bool, sleep: Ca
             if attempt + 1 == ATTEMPTS:
                 raise _Refused(str(loss)) from None
             say(f"{file.name}: {loss}; attempt {attempt + 2} of {ATTEMPTS}")
-            sleep(PAUSE * 2**attempt)
+            time.sleep(PAUSE * 2**attempt)
             continue
         found = describe(partial)
         wrong = problem(file, found)
@@ -217,8 +215,8 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
         if start and start == total:
             return
         block, end = _read(answer), expected if total is None else total
-        if not start and (block or not total) and (found := _instead(block)):
-            raise _Refused(f"the server sent {found} instead of the file")
+        if not start and (WEB_PAGE.match(block) or not (block or total)):
+            raise _Refused(f"the server sent {'a web page' if block else 'an empty file'} instead of the file")
         with partial.open("ab" if start else "wb") as output, Progress(file.name, total, "B", start) as progress:
             while block:
                 output.write(block)
@@ -226,13 +224,6 @@ def _attempt(url: str, partial: Path, file: RemoteFile, allow_other: bool) -> No
                 block = _read(answer)
             if end is not None and output.tell() < end:
                 raise _Lost(f"the connection ended after {output.tell():,} of {end:,} bytes")
-
-
-def _instead(beginning: bytes) -> str | None:
-    """Describe what a server sent instead of a file, from its first bytes; return None if nothing is wrong."""
-    if not beginning:
-        return "an empty file"
-    return "a web page" if WEB_PAGE.match(beginning) else None
 
 
 def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
@@ -257,18 +248,13 @@ def _ask(url: str, start: int) -> tuple[Any, int, int | None]:
     except (OSError, http.client.HTTPException) as error:
         reason = getattr(error, "reason", None) or str(error) or type(error).__name__
         raise (_Refused if isinstance(reason, FileNotFoundError) else _Lost)(str(reason)) from None
-    length = _length(answer)
+    reported = None if "Transfer-Encoding" in answer.headers else answer.headers.get("Content-Length")
+    length = int(reported) if reported else None
     if answer.status != 206:
         return answer, 0, length  # the whole file, even if a range was requested
     if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-"):
         raise _Refused("the server sent another range than the requested one")
     return answer, start, None if length is None else start + length
-
-
-def _length(answer: Any) -> int | None:
-    """Return the length of a response; None if the server does not report it."""
-    length = answer.headers.get("Content-Length")
-    return int(length) if length and "Transfer-Encoding" not in answer.headers else None
 
 
 def _read(answer: Any) -> bytes:

@@ -13,15 +13,14 @@ from .captions import caption_folder as captions
 from .images import image_folder as images
 from .recorded import FolderRecord
 from .text import folder as text
-from .text.folder import check_dictionaries
 
 
 class FolderKind(ABC):
     """A kind of data folder.
 
     content: the type of data, which is also the name of its subpackage; command: the command that prepares it
-    record: a file that only this kind of folder contains; task: the fairseq task that reads it
-    unit: what training counts as tokens; logged: suffix of a metric that only training on such data logs
+    task: the fairseq task that reads it; unit: what training counts as tokens
+    logged: suffix of a metric that only training on such data logs
     has_running_statistics: its models use batch normalisation, so 16-bit training needs --amp
     """
 
@@ -29,7 +28,6 @@ class FolderKind(ABC):
     command: str
     task: str
     unit: str
-    record: str | None = None
     logged: str | None = None
     has_running_statistics = False
 
@@ -72,7 +70,6 @@ class TextFolderKind(FolderKind):
             if len(list(data.glob(pattern))) < 2:
                 raise ValueError(f"{data}: incomplete data folder: {pattern} is missing for a language{hint}")
         text.check(data)
-        check_dictionaries(data)
 
     def digests(self, data: Path) -> Iterable[str]:
         """Yield the checksums of the dictionaries and the reference texts."""
@@ -87,7 +84,7 @@ class TextFolderKind(FolderKind):
 
 
 class RecordedFolderKind(FolderKind):
-    """A folder with a record of all its files. record_type: the content of the record."""
+    """A folder with a record of all its files, which only this kind of folder contains; record_type: its content."""
 
     record_type: type[FolderRecord]
 
@@ -108,14 +105,14 @@ class ImageFolderKind(RecordedFolderKind):
     """Memory-mapped images, with images.json."""
 
     content, command, task, unit = "images", "prepare-images", images.TASK, "images"
-    record_type, record, logged, has_running_statistics = images.ImageRecord, images.RECORD, "error", True
+    record_type, logged, has_running_statistics = images.ImageRecord, "error", True
 
 
 class CaptionFolderKind(RecordedFolderKind):
     """Captions and memory-mapped region features, with captions.json. Training logs the same metrics as for text."""
 
     content, command, task, unit = "captions", "prepare-captions", captions.TASK, TextFolderKind.unit
-    record_type, record = captions.CaptionRecord, captions.RECORD
+    record_type = captions.CaptionRecord
 
     def maker(self, name: str) -> str | None:
         commands = {"coco-captions": f"fairseq-resid {self.command} {name}", "mosaic-captions": f"data-prep/{name}.py"}
@@ -123,7 +120,8 @@ class CaptionFolderKind(RecordedFolderKind):
 
 
 TEXT, IMAGES, CAPTIONS = TextFolderKind(), ImageFolderKind(), CaptionFolderKind()
-KINDS: tuple[FolderKind, ...] = (TEXT, IMAGES, CAPTIONS)
+RECORDED: tuple[RecordedFolderKind, ...] = (IMAGES, CAPTIONS)
+KINDS: tuple[FolderKind, ...] = (TEXT, *RECORDED)
 
 
 def of_task(name: str) -> FolderKind:
@@ -133,13 +131,12 @@ def of_task(name: str) -> FolderKind:
 
 def of_folder(data: Path) -> FolderKind:
     """Return the kind of a data folder: text unless it contains the record of another kind."""
-    return next((kind for kind in KINDS if kind.record and (data / kind.record).is_file()), TEXT)
+    return next((kind for kind in RECORDED if (data / kind.record_type.file).is_file()), TEXT)
 
 
 def is_data_folder(path: Path) -> bool:
     """Return whether a folder has a record or dictionary that only data folders have."""
-    records = [kind.record for kind in KINDS if kind.record]
-    return any((path / name).is_file() for name in records) or any(path.glob("dict.*.txt"))
+    return of_folder(path) is not TEXT or any(path.glob("dict.*.txt"))
 
 
 def of_log(record: Mapping[str, Any]) -> FolderKind:

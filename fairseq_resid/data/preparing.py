@@ -9,25 +9,55 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .. import records
 from ..console import say
 from ..files import locked, working_folder
-from .recorded import FolderRecord
+from .recorded import Recorded
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T", bound=Recorded)
 
 
-def add_folder_flags(parser: argparse.ArgumentParser, other: str, default: str = "") -> None:
-    """Add the flags --out, --allow-other-data and --verify.
+@dataclass(frozen=True)
+class Options:
+    """Where to find the input, in --raw, else at --mirror, else at the URLs of the manifest, and the output folder.
 
-    other: what --allow-other-data accepts; default: of --out; empty if the flag is required
+    allow_other: accept input that differs from the manifest
+    verify: compare checksums of a finished data folder, not only file sizes
+    """
+
+    out: Path
+    raw: Sequence[Path] = ()
+    mirror: str | None = None
+    downloads: Path = Path("data-bin/downloads")
+    allow_other: bool = False
+    verify: bool = False
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> Self:
+        """Return the values of the flags that are named like fields."""
+        return cls(**{item.name: getattr(args, item.name) for item in fields(cls) if hasattr(args, item.name)})
+
+
+def add_folder_flags(parser: argparse.ArgumentParser, other: str = "", default: str = "") -> None:
+    """Add the flags --out, --verify and --allow-other-data.
+
+    other: what --allow-other-data accepts; empty: there is no such flag
+    default: of --out; empty: the flag is required
     """
     add = parser.add_argument
     about = f"output folder (default: {default})" if default else "output folder"
     add("--out", type=Path, required=not default, metavar="DATA", help=about)
-    add("--allow-other-data", action="store_true", help=f"accept {other} that differ from the manifest")
+    if other:
+        accepts = f"accept {other} that differ from the manifest"
+        add("--allow-other-data", dest="allow_other", action="store_true", help=accepts)
     add("--verify", action="store_true", help="compare checksums of a finished data folder, not only file sizes")
 
 
@@ -39,7 +69,7 @@ def add_source_flags(parser: argparse.ArgumentParser, raw: str, file: str) -> No
     parser.add_argument(
         "--downloads",
         type=Path,
-        default=Path("data-bin/downloads"),
+        default=Options.downloads,
         metavar="DIR",
         help="folder for downloads (default: %(default)s)",
     )
@@ -101,9 +131,34 @@ def _check_unfinished(work: Path, mark: str, mine: dict[str, Any], refuses: bool
                 path.unlink()
 
 
-def show_differences(record: FolderRecord) -> None:
+def finished(out: Path, kind: type[T]) -> T:
+    """Return the record of a finished data folder.
+
+    Raises: ValueError if the folder has none, or one of an early version.
+    """
+    record = records.remembered(out / kind.file, kind)
+    if record is None or not record.asked:
+        raise ValueError(
+            f"{out}: exists, but contains no {kind.file} that this version can read; remove it or choose another --out"
+        )
+    return record
+
+
+def check_settings(out: Path, other: str, found: Mapping[str, Any], mine: Mapping[str, Any]) -> None:
+    """Raise ValueError if a data folder was made with other settings; other: what it then contains."""
+
+    def shown(setting: Any) -> str:
+        return ", ".join(setting) if isinstance(setting, list) else str(setting)
+
+    pairs = [(key, found.get(key), setting) for key, setting in mine.items()]
+    differing = [f"{key} is {shown(theirs)}, not {shown(ours)}" for key, theirs, ours in pairs if theirs != ours]
+    if differing:
+        raise ValueError(f"{out}: contains {other} ({', '.join(differing)}); choose another --out")
+
+
+def show_differences(record: Recorded) -> None:
     """Print how a data folder differs from the released corpus, and what was not verified."""
     for difference in record.differences:
         say(f"not as released: {difference}")
-    if record.unverified:
-        say(f"not verified (no known checksum): {', '.join(record.unverified)}")
+    if record.not_verified:
+        say(f"not verified (no known checksum): {', '.join(record.not_verified)}")

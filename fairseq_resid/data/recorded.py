@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -19,14 +20,26 @@ class Recorded:
     """The record of a data folder, which lists all other files.
 
     file: its name in the folder; writer: the command that writes it
+    name: of the corpus; differences: differences from the corpus of this name
+    unverified: input without a known checksum; None in folders of old versions
+    asked: the settings that the folder was made with
     sizes, checksums: bytes and SHA-256 of every other file of the folder; missing in some folders of old versions
     """
 
     file: ClassVar[str]
     writer: ClassVar[str]
 
+    name: str
+    differences: Sequence[str]
+    unverified: Sequence[str] | None
+    asked: dict[str, Any]
     sizes: dict[str, int]
     checksums: dict[str, str]
+
+    @property
+    def not_verified(self) -> Sequence[str]:
+        """The input without a known checksum."""
+        return self.unverified or ()
 
     @classmethod
     def of(cls, data: Path) -> Self:
@@ -57,15 +70,19 @@ class Recorded:
             raise ValueError(f"{data}: damaged: {'; '.join(damaged)}; remove the folder and prepare it again")
         return known
 
+    def write(self, data: Path) -> None:
+        """Write the record of a data folder, with the sizes and checksums of all files in it."""
+        files = {file.relative_to(data).as_posix(): file for file in sorted(data.rglob("*")) if file.is_file()}
+        sizes = {name: file.stat().st_size for name, file in files.items()}
+        sums = {name: sha256(file) for name, file in files.items()}
+        records.write(data / self.file, replace(self, sizes=sizes, checksums=sums))  # type: ignore[type-var]
+
 
 @dataclass(frozen=True, kw_only=True)
 class FolderRecord(Recorded):
     """The record of a data folder of images or captions.
 
-    counts: number of images by split
-    read: SHA-256 of each input, by name
-    differences: differences from the corpus of this name; unverified: input without a known checksum
-    asked: the settings that the folder was made with
+    counts: number of images by split; read: SHA-256 of each input, by name
     """
 
     name: str
@@ -78,7 +95,7 @@ class FolderRecord(Recorded):
     checksums: dict[str, str] = field(default_factory=dict)
 
 
-Record = TypeVar("Record", bound=FolderRecord)
+Record = TypeVar("Record", bound=Recorded)
 
 
 @dataclass(frozen=True)
@@ -93,12 +110,12 @@ class RecordedFolder(Generic[Record]):
         return self.record.name
 
     @property
-    def differences(self) -> list[str]:
+    def differences(self) -> Sequence[str]:
         return self.record.differences
 
     @property
-    def unverified(self) -> list[str]:
-        return self.record.unverified
+    def unverified(self) -> Sequence[str]:
+        return self.record.not_verified
 
     @property
     def preparation(self) -> dict[str, Any]:

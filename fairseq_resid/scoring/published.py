@@ -41,9 +41,9 @@ def differences(job: ScoringJob[Corpus]) -> list[str]:
     """Return the reasons why the scores of a run cannot be compared with published ones; empty if they can be."""
     corpus = job.data
     known = PUBLICATIONS.get(corpus.name)
-    if known is None or corpus.profile != "published":
+    if known is None or corpus.record.profile != "published":
         names = " or ".join(f"{name} --profile published" for name in PUBLICATIONS)
-        return [f"{corpus.path} is {corpus.name}, profile {corpus.profile or 'own'}, not {names}"]
+        return [f"{corpus.path} is {corpus.name}, profile {corpus.record.profile or 'own'}, not {names}"]
     found = [f"{corpus.path}: {difference}" for difference in corpus.differences]
     found += [
         f"--{name} {job.settings.decoding[name]}, not {value}"

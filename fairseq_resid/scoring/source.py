@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..data.text.folder import Corpus, CorpusRecord
+from ..data.text.folder import Corpus
 from ..data.text.forms import TextForm, is_blank, plain_words
 
 
@@ -25,7 +25,7 @@ class TextConverter:
         Raises: ValueError if the data folder has no subword model; OSError if the folder does not exist.
         """
         corpus = Corpus.read(data, direction)
-        return cls(corpus.segmenter(), CorpusRecord.of(corpus.path).forms()[corpus.source], corpus.form)
+        return cls(corpus.segmenter(), corpus.record.forms()[corpus.source], corpus.form)
 
     def subwords(self, line: str) -> list[str]:
         """Return the subwords of a raw line: an empty list if the line is blank or empty after cleaning."""

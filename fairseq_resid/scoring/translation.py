@@ -107,12 +107,11 @@ class Translation(TextTask[Corpus]):
     def open_data(self, path: Path, subset: str, run: Run, state: dict[str, Any]) -> Corpus:
         corpus = Corpus.read(path, direction_of(state, run.last, path))
         text_folder.check(corpus.path)
-        text_folder.check_dictionaries(corpus.path)
         check_same_dictionaries(run.last, state, corpus.path)
         reference = corpus.reference(subset)
-        if subset in corpus.skipped:
+        if name := corpus.record.skipped.get(subset):
             raise ValueError(
-                f"--subset {subset}: {corpus.path} was prepared without it ({corpus.skipped[subset]}); "
+                f"--subset {subset}: {corpus.path} was prepared without it ({name}); "
                 "prepare the corpus again with this subset's files"
             )
         if not reference.is_file():

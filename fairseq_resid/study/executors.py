@@ -152,12 +152,13 @@ class SubmititExecutor:
     def start(self, commands: Mapping[str, list[str]]) -> None:
         try:
             with self.executor.batch():
-                self.running |= {
+                jobs = {
                     name: self.executor.submit(Command(command, self.logs / f"{name}.out"))
                     for name, command in commands.items()
                 }
         except RuntimeError as error:
             raise ValueError(f"--cluster {self.kind}: the runs were not accepted: {str(error).strip()}") from None
+        self.running |= jobs  # those that were not accepted cannot be cancelled
 
     def ended(self) -> dict[str, int]:
         # A job of the debug executor runs when exception() is called; its done() would open a debugger on failure.

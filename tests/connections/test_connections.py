@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fairseq_resid import connections
+from fairseq_resid.connections import Place
 from support import structures
 from support.stacks import C, build, inputs, make, reference, seen
 from support.structures import each, each_example, each_site, spec
@@ -256,10 +257,48 @@ def test_invalid_number_is_refused(name):
             assert f"{option.name}={value!r}: " in str(error.value)
 
 
+@pytest.mark.parametrize("call", [connections.canonical, connections.options, lambda name: build(name, C)])
+def test_unknown_name_is_refused(call):
+    with pytest.raises(ValueError, match=r"name='postln': no such structure; similar ones: post_ln$"):
+        call("postln")
+    with pytest.raises(ValueError, match="name='zzzz'") as error:
+        call("zzzz")
+    for name in connections.names():
+        assert name in str(error.value)
+
+
+def test_registering_a_name_twice_is_refused():
+    with pytest.raises(ValueError, match="residual 'exclusive_gate': already registered"):
+        connections.register("exclusive_gate", connections.structure("post_ln"))
+
+
 def test_unknown_backend_is_refused():
     assert {connections.build("post_ln", C, backend=name).backend for name in ("eager", "auto", "triton")} == {"eager"}
     with pytest.raises(connections.InvalidOption, match="backend='cuda': choose one of eager, compile"):
         connections.build("post_ln", C, backend="cuda")
+
+
+DEPTHS = {"encoder": 3, "decoder": 2}
+
+
+@each
+def test_place_outside_its_depths_is_refused_or_does_not_matter(name: str) -> None:
+    def build_at(place: Place) -> dict[str, torch.Tensor]:
+        torch.manual_seed(1)
+        return connections.build(name, place).state_dict()
+
+    try:
+        expected = build_at(Place(C))
+    except ValueError:
+        with pytest.raises(connections.InvalidOption) as error:
+            connections.build(name, Place(C, "stage1", depths=DEPTHS))
+        assert str(error.value) == "stack='stage1': must be one of depths: encoder, decoder"
+        with pytest.raises(connections.InvalidOption) as error:
+            connections.build(name, Place(C, "decoder", layer=2, depths=DEPTHS))
+        assert str(error.value) == "layer=2: must be < 2, the layers of decoder in depths"
+    else:
+        for place in (Place(C, "stage1", depths=DEPTHS), Place(C, "decoder", layer=2, depths=DEPTHS)):
+            torch.testing.assert_close(build_at(place), expected, rtol=0, atol=0)
 
 
 WRONG_SHAPES = [

@@ -13,30 +13,38 @@ from fairseq_resid.console import further_lines
 from fairseq_resid.data import fetch as fetching
 from fairseq_resid.data.fetch import FetchError, Fingerprint, fetch
 from fairseq_resid.data.unpacking import Damaged
-from support.web_server import CONTENT, MD5, SHA256, Server, get, known, only_whole
+from support.web_server import CONTENT, MD5, SHA256, Server, known, only_whole
 
 pytestmark = pytest.mark.once
 
 
+@pytest.fixture(autouse=True)
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the lengths of the pauses between attempts, which the tests skip."""
+    found: list[float] = []
+    monkeypatch.setattr(fetching.time, "sleep", found.append)
+    return found
+
+
 def test_download_is_verified_and_kept(server: Server, tmp_path: Path) -> None:
-    found = get(known(server), tmp_path)
+    found = fetch(known(server), tmp_path)
     assert (found.sha256, found.md5, found.bytes, found.url) == (SHA256, MD5, len(CONTENT), f"{server.url}/a.tgz")
     assert json.loads((tmp_path / "a.tgz.json").read_text()) == asdict(found)
     only_whole(tmp_path)
-    assert get(known(server), tmp_path) == found
+    assert fetch(known(server), tmp_path) == found
     assert len(server.requests) == 1
 
 
 def test_changed_file_is_downloaded_again(server: Server, tmp_path: Path) -> None:
-    get(known(server), tmp_path)
+    fetch(known(server), tmp_path)
     (tmp_path / "a.tgz").write_bytes(b"something else")
-    get(known(server), tmp_path)
+    fetch(known(server), tmp_path)
     only_whole(tmp_path)
 
 
 def test_lost_connections_resume_the_download(server: Server, tmp_path: Path) -> None:
     server.script = ["drop", "503", "drop"]
-    get(known(server), tmp_path)
+    fetch(known(server), tmp_path)
     assert [requested for _, requested in server.requests] == [None, "bytes=100000-", "bytes=100000-", "bytes=200000-"]
     only_whole(tmp_path)
 
@@ -44,7 +52,7 @@ def test_lost_connections_resume_the_download(server: Server, tmp_path: Path) ->
 @pytest.mark.parametrize("size_known", [True, False])
 def test_partial_file_of_killed_run_is_resumed(server: Server, tmp_path: Path, size_known: bool) -> None:
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:123_456])
-    get(known(server, bytes=len(CONTENT) if size_known else None), tmp_path)
+    fetch(known(server, bytes=len(CONTENT) if size_known else None), tmp_path)
     assert server.requests == [("/a.tgz", "bytes=123456-")]
     only_whole(tmp_path)
 
@@ -52,21 +60,21 @@ def test_partial_file_of_killed_run_is_resumed(server: Server, tmp_path: Path, s
 @pytest.mark.parametrize("length", [1000, len(CONTENT) + 1000])
 def test_partial_file_of_another_download_restarts_the_download(server: Server, tmp_path: Path, length: int) -> None:
     (tmp_path / "a.tgz.partial").write_bytes(b"x" * length)
-    get(known(server, bytes=None), tmp_path)
+    fetch(known(server, bytes=None), tmp_path)
     only_whole(tmp_path)
 
 
 def test_server_without_ranges_sends_whole_file(server: Server, tmp_path: Path) -> None:
     server.honours_ranges = False
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:1000])
-    get(known(server), tmp_path)
+    fetch(known(server), tmp_path)
     only_whole(tmp_path)
 
 
 def test_alternates_are_tried_in_order(server: Server, tmp_path: Path) -> None:
     server.script = ["404", "page"]
     urls = (f"{server.url}/gone", f"{server.url}/login", f"{server.url}/good", f"{server.url}/never")
-    assert get(known(server, urls=urls), tmp_path).url == urls[2]
+    assert fetch(known(server, urls=urls), tmp_path).url == urls[2]
     assert [path for path, _ in server.requests] == ["/gone", "/login", "/good"]
     only_whole(tmp_path)
 
@@ -83,21 +91,20 @@ def test_different_file_is_refused_without_allow_other_data(
     server: Server, tmp_path: Path, changed: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(FetchError, match=said) as error:
-        get(known(server, **changed), tmp_path)
+        fetch(known(server, **changed), tmp_path)
     assert "--allow-other-data" in "\n".join(further_lines(error.value))
     assert {path.name for path in tmp_path.iterdir()} == {".a.tgz.lock"}
-    get(known(server, **changed), tmp_path, allow_other=True)
+    fetch(known(server, **changed), tmp_path, allow_other=True)
     only_whole(tmp_path)
     # The file is now complete, but using it again still requires allow_other.
     with pytest.raises(FetchError, match=said):
-        get(known(server, **changed), tmp_path)
+        fetch(known(server, **changed), tmp_path)
 
 
-def test_download_fails_after_four_attempts(server: Server, tmp_path: Path) -> None:
+def test_download_fails_after_four_attempts(server: Server, pauses: list[float], tmp_path: Path) -> None:
     server.script = ["503"] * 9
-    pauses: list[float] = []
     with pytest.raises(FetchError, match="Service Unavailable"):
-        fetch(known(server), tmp_path, None, False, pauses.append)
+        fetch(known(server), tmp_path)
     assert pauses == [2, 4, 8] and len(server.requests) == fetching.ATTEMPTS
 
 
@@ -106,24 +113,24 @@ def test_mirror_replaces_all_addresses(server: Server, tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "a.tgz").write_bytes(CONTENT)
     out = tmp_path / "out"
-    assert get(known(server), out, folder.as_uri() + "/").url == folder.as_uri() + "/a.tgz"
+    assert fetch(known(server), out, folder.as_uri() + "/").url == folder.as_uri() + "/a.tgz"
     only_whole(out)
     assert server.requests == []
     (out / "a.tgz").unlink()
     (out / "a.tgz.partial").write_bytes(CONTENT[:777])
-    get(known(server), out, folder.as_uri())
+    fetch(known(server), out, folder.as_uri())
     only_whole(out)
     (folder / "a.tgz").unlink()
     (out / "a.tgz").unlink()
     with pytest.raises(FetchError, match="No such file"):
-        get(known(server), out, folder.as_uri())
+        fetch(known(server), out, folder.as_uri())
 
 
 @pytest.mark.parametrize("act", ["416", "empty", "page"])
 def test_response_that_is_not_an_archive_is_never_kept(server: Server, tmp_path: Path, act: str) -> None:
     server.script = [act]
     with pytest.raises(FetchError, match=r"a\.tgz: "):
-        get(known(server), tmp_path, allow_other=True)
+        fetch(known(server), tmp_path, allow_other=True)
     assert {path.name for path in tmp_path.iterdir()} == {".a.tgz.lock"}
 
 
@@ -135,10 +142,10 @@ def test_good_partial_file_survives_bad_response(
     server.script = [act, act] if act == "416" else [act]  # requested again without a range
     (tmp_path / "a.tgz.partial").write_bytes(CONTENT[:123_456])
     with pytest.raises(FetchError):
-        get(known(server), tmp_path)
+        fetch(known(server), tmp_path)
     there = (tmp_path / "a.tgz.partial").read_bytes()
     assert there == CONTENT[: len(there)] and len(there) >= 123_456
-    get(known(server), tmp_path)
+    fetch(known(server), tmp_path)
     assert server.requests[-1] == ("/a.tgz", f"bytes={len(there)}-")
     only_whole(tmp_path)
 
@@ -146,7 +153,7 @@ def test_good_partial_file_survives_bad_response(
 def test_different_data_resumes_after_lost_connection(server: Server, tmp_path: Path) -> None:
     """A partial file from the same URL in the same run is not mistaken for the beginning of another file."""
     server.script = ["drop", "drop"]
-    get(known(server, sha256="0" * 64), tmp_path, allow_other=True)
+    fetch(known(server, sha256="0" * 64), tmp_path, allow_other=True)
     assert [requested for _, requested in server.requests] == [None, "bytes=100000-", "bytes=200000-"]
     only_whole(tmp_path)
 

@@ -12,9 +12,9 @@ import pytest
 from fairseq.data import data_utils
 
 import fairseq_resid.models  # noqa: F401  (patches fairseq)
-from fairseq_resid.data.text import custom
 from fairseq_resid.evaluation import evaluate
 from fairseq_resid.evaluation.translate import Translator
+from support.preparing import build
 from support.trainings import SETTINGS
 
 
@@ -27,7 +27,8 @@ def test_every_command_works(
     for split, prefix in raw_text.items():
         for before, now in (("en", source), ("xx", target)):
             shutil.copy(f"{prefix}.{before}", tmp_path / f"{split}.{now}")
-    custom.build("tiny", {split: tmp_path / split for split in raw_text}, source, target, 90, data)
+    prefixes = {split: tmp_path / split for split in raw_text}
+    assert build(prefixes, data, "--source", source, "--target", target) == 0
     assert data_utils.infer_language_pair(str(data)) == (source, target)
     words = [word for word in SETTINGS if word != "--cpu"]
     cli("fairseq-train", data, *words, "--batch-size", 64, "--max-update", 2, "--save-interval-updates", 1,

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_resid import records
 from fairseq_resid.data.text import manifest as manifests
 from fairseq_resid.data.text import sources
-from fairseq_resid.data.text.manifest import SPLITS
+from fairseq_resid.data.text.fingerprints import Fingerprints
+from fairseq_resid.data.text.manifest import SPLITS, TextManifest
 from support import mirror
 from support.preparing import ROOT
 
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.once
 
 @pytest.mark.parametrize("name", manifests.names())
 def test_every_manifest_is_complete(name: str) -> None:
-    found = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
+    found = manifests.read(name)
     assert found.name == name and (ROOT / "data-prep" / f"{name}.sh").is_file()
     assert found.text_bytes > 0 and found.vocab_size >= 1000
     for split in found.splits:
@@ -38,7 +40,7 @@ def test_every_manifest_is_complete(name: str) -> None:
 
 
 def test_files_shared_by_corpora_are_declared_equally() -> None:
-    read = [manifests.read(manifests.MANIFESTS / f"{name}.yaml").files for name in manifests.names()]
+    read = [manifests.read(name).files for name in manifests.names()]
     for one in read:
         for other in read:
             assert all(one[name] == other[name] for name in one.keys() & other.keys())
@@ -48,7 +50,7 @@ def test_line_counts_match_the_papers() -> None:
     lines = {
         name: {split: sum(part.lines or 0 for part in read.parts[split]) for split in SPLITS}
         for name in manifests.names()
-        for read in [manifests.read(manifests.MANIFESTS / f"{name}.yaml")]
+        for read in [manifests.read(name)]
     }
     assert lines["iwslt15-en-vi"] == {"train": 133_317, "valid": 1553, "test": 1268}
     assert lines["wmt14-en-de"] == {"train": 4_520_620, "valid": 3000, "test": 3003}
@@ -60,7 +62,7 @@ def test_language_code_of_norwegian_is_text(tmp_path: Path) -> None:
     for old, new in (("source: en", "source: no"), (" en: ", " no: "), ("{en: ", "{no: ")):
         text = text.replace(old, new)
     (tmp_path / "m.yaml").write_text(text)
-    found = manifests.read(tmp_path / "m.yaml")
+    found = records.read(tmp_path / "m.yaml", TextManifest)
     assert found.languages == ("no", "vi")
     assert {language for parts in found.parts.values() for part in parts for language in part.places} == {"no", "vi"}
 
@@ -72,7 +74,7 @@ def test_test_set_comes_from_sacrebleu_if_possible(
     import sacrebleu.dataset.base
     import sacrebleu.utils
 
-    read = manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml")
+    read = manifests.read("wmt14-en-de")
     part = read.parts["test"][0]
     dataset = sacrebleu.utils.DATASETS["wmt14/full"]
     archive = hosts["de"] / "test-full.tgz"
@@ -82,11 +84,11 @@ def test_test_set_comes_from_sacrebleu_if_possible(
         monkeypatch.setattr(module, "SACREBLEU_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(dataset, "_outdir", str(tmp_path / "cache" / "wmt14_full"), raising=False)
     monkeypatch.setattr(dataset, "_rawdir", str(tmp_path / "cache" / "wmt14_full" / "raw"), raising=False)
-    options = sources.TextSourceOptions((), None, tmp_path / "downloads", False)
-    bring = lambda: sources._from_sacrebleu(read, options, "test", part, "wmt14/full")  # noqa: E731
+    bring = lambda: sources._from_sacrebleu(read, Fingerprints(None), "test", part)  # noqa: E731
     texts = bring()
     assert texts is not None and "sacrebleu -t wmt14/full -l en-de" in capsys.readouterr().out
-    assert all(text.is_verified and text.address == "sacrebleu -t wmt14/full -l en-de" for text in texts)
+    assert all(text.is_verified and text.expected for text in texts)
+    assert {text.expected.urls for text in texts if text.expected} == {("sacrebleu -t wmt14/full -l en-de",)}
     paths = sources.extract_all(texts, tmp_path / "out", None)
     expected = mirror.sides(mirror.pairs(20, ("en", "de"), 8))
     assert [path.read_text() for path in paths.values()] == list(expected)

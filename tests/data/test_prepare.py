@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_resid.data.text import manifest as manifests
-from fairseq_resid.data.text import parallel, prepare, sources
+from fairseq_resid.data.text import parallel, prepare
 from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.data.text.manifest import SPLITS
 from fairseq_resid.files import read_lines
@@ -97,20 +96,13 @@ def test_parts_are_not_joined_within_a_line(tmp_path: Path) -> None:
 
 def test_already_downloaded_alternate_is_used(hosts: dict[str, Path], tmp_path: Path) -> None:
     """Otherwise the corpus would change halfway, as soon as the first host responds again."""
-    flags = ["--mirror", hosts["de"].as_uri()]
-    read = manifests.read(manifests.MANIFESTS / "wmt14-en-de.yaml")
-    part = read.parts["train"][0]
-    options = sources.TextSourceOptions((), hosts["de"].as_uri(), tmp_path / "downloads", True)
-    assert not sources._is_there(options, part, 1)
+    host, downloads = shutil.copytree(hosts["de"], tmp_path / "host"), tmp_path / "downloads"
     with tarfile.open(hosts["de"] / "training-parallel-europarl-v7.tgz") as tar:
         members = {item.name: tar.extractfile(item).read() for item in tar}  # type: ignore[union-attr]
-    options.downloads.mkdir()
-    mirror.archive(options.downloads / "training-parallel-europarl-v7.zip", dict(members))
-    assert sources._is_there(options, part, 1)
-    mirror.archive(hosts["de"].parent / "training-parallel-europarl-v7.zip", dict(members))
-    shutil.copytree(hosts["de"], tmp_path / "host")
-    shutil.copy(hosts["de"].parent / "training-parallel-europarl-v7.zip", tmp_path / "host")
-    assert main("wmt14-en-de", tmp_path / "data", "--mirror", (tmp_path / "host").as_uri(), *flags[2:]) == 0
+    downloads.mkdir()
+    for folder in (host, downloads):
+        mirror.archive(folder / "training-parallel-europarl-v7.zip", dict(members))
+    assert main("wmt14-en-de", tmp_path / "data", "--mirror", host.as_uri()) == 0
     files = {item["file"] for label, item in record_of(tmp_path / "data")["texts"].items() if "europarl" in label}
     assert files == {"training-parallel-europarl-v7.zip"}
 

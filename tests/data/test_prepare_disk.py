@@ -11,6 +11,7 @@ from typing import IO, Any
 import pytest
 
 from fairseq_resid.cli import frame
+from fairseq_resid.data.preparing import Options
 from fairseq_resid.data.text import disk, fairseq_preprocess, sources
 from fairseq_resid.data.text import manifest as manifests
 from support.preparing import ROOT, command, content, main
@@ -56,9 +57,10 @@ def test_error_of_fairseq_preprocess_is_reported(
 
 def checked(name: str, folder: Path, raw: Path | None = None) -> None:
     """Run only the disk check of a preparation in `folder`."""
-    read = manifests.read(manifests.MANIFESTS / f"{name}.yaml")
-    options = sources.TextSourceOptions((raw,) if raw else (), None, folder / "downloads", True)
-    disk.check(read, options, folder / "data", None, sources.find(read, options) if raw else None)
+    read = manifests.read(name)
+    raws = (raw,) if raw else ()
+    options = Options(folder / "data", raws, downloads=folder / "downloads", allow_other=True, verify=True)
+    disk.check(read, options, None, sources.find(read, options) if raw else None)
 
 
 def free(monkeypatch: pytest.MonkeyPatch, size: int) -> None:

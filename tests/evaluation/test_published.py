@@ -212,9 +212,7 @@ def test_missing_required_or_incomplete_text_is_still_an_error(
 def test_evaluation_of_a_skipped_test_set_gives_one_clear_error(
     trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    read = Corpus.read
-    skipping = classmethod(lambda cls, *given: replace(read(*given), skipped={"test1": "test_2017_flickr"}))
-    monkeypatch.setattr(Corpus, "read", skipping)
+    monkeypatch.setattr(Corpus, "read", _with_record(Corpus.read, skipped={"test1": "test_2017_flickr"}))
     assert evaluate.main([str(trained[1]), "--cpu", "--subset", "test1"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         f"fairseq-resid evaluate: error: --subset test1: {trained[0]} was prepared without it (test_2017_flickr); "
@@ -343,7 +341,7 @@ def test_as_published_refuses_a_run_with_other_settings(trained: tuple[Path, Pat
 def test_evaluation_as_published_is_labelled(
     trained: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    monkeypatch.setattr(Corpus, "read", _as_released(Corpus.read))
+    monkeypatch.setattr(Corpus, "read", _with_record(Corpus.read, differences=()))
     flags = ["--max-len-a", "0", "--max-len-b", "200", "--as-published"]
     assert evaluated(trained[1], *flags) == 2  # two checkpoints are averaged, not ten
     assert "2 checkpoints averaged" in capsys.readouterr().err
@@ -357,8 +355,14 @@ def test_evaluation_as_published_is_labelled(
     assert "--tokenize intl, not none" in capsys.readouterr().err
 
 
-def _as_released(read: Any) -> Any:
-    return classmethod(lambda cls, *given: replace(read(*given), differences=()))
+def _with_record(read: Any, **changed: Any) -> Any:
+    """Return `Corpus.read` with some fields of the record changed."""
+
+    def changed_read(cls: type[Corpus], *given: Any) -> Corpus:
+        corpus = read(*given)
+        return replace(corpus, record=replace(corpus.record, **changed))
+
+    return classmethod(changed_read)
 
 
 def _with_count(known: published.Publication, count: int) -> published.Publication:

@@ -83,7 +83,7 @@ def test_interrupted_preparation_gives_same_result_when_repeated(
 
     out, flags = tmp_path / "animals", ["--raw", by_classes, "--valid", 3, "--workers", 2]
     with monkeypatch.context() as patch:
-        patch.setattr("fairseq_resid.data.images.prepare_images.sha256", interrupt)
+        patch.setattr("fairseq_resid.data.recorded.sha256", interrupt)
         assert main("custom", out, *flags) == 130
     assert list(tmp_path.iterdir()) == []
     # A killed process leaves its temporary files behind.

@@ -192,6 +192,21 @@ def test_simulated_slurm_runs_job_arrays(
     assert (folder / "101.job").is_file()
 
 
+def test_rejected_runs_are_one_error_and_nothing_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("submitit")
+    executor = executors.SubmititExecutor("local", tmp_path, {})
+
+    def reject() -> None:
+        raise RuntimeError("sbatch: error: invalid partition")
+
+    monkeypatch.setattr(executor.executor, "_submit_delayed_batch", reject)
+    with pytest.raises(
+        ValueError, match="--cluster local: the runs were not accepted: sbatch: error: invalid partition"
+    ):
+        executor.start({"one": ["true"]})
+    executor.stop()
+
+
 def test_preempted_run_is_queued_again(tmp_path: Path) -> None:
     pytest.importorskip("submitit")
     command = executors.Command(["true"], tmp_path / "logs" / "run.out")

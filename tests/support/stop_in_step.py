@@ -85,7 +85,7 @@ def main() -> None:
         parallel.SHARD_LINES = 20
         what, _, count = where.partition("/")
         if where == "worker":
-            tokenise.Tokenise.__call__ = wait  # type: ignore[method-assign]
+            tokenise.tokenise_shard = wait
         elif count:
             stop_after_shards(what, int(count))
     elif where == "learner":

@@ -1,4 +1,4 @@
-"""A web server that misbehaves according to a script, and downloads from this server."""
+"""A web server that misbehaves according to a script."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from fairseq_resid.data.fetch import Fingerprint, RemoteFile, fetch
+from fairseq_resid.data.fetch import RemoteFile
 
 CONTENT = b"\x1f\x8b" + random.Random(3).randbytes(299_998)  # starts like a gzip file
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -75,11 +75,6 @@ class Handler(BaseHTTPRequestHandler):
 def known(server: Server, **changed: Any) -> RemoteFile:
     told: dict[str, Any] = {"urls": (f"{server.url}/a.tgz",), "bytes": len(CONTENT), "sha256": SHA256, "md5": MD5}
     return RemoteFile("a.tgz", **{**told, **changed})
-
-
-def get(file: RemoteFile, folder: Path, mirror: str | None = None, allow_other: bool = False) -> Fingerprint:
-    pauses: list[float] = []
-    return fetch(file, folder, mirror, allow_other, pauses.append)
 
 
 def only_whole(folder: Path) -> None:

@@ -62,7 +62,7 @@ def prepare(folder: Path, out: str, *flags: str) -> tuple[str, ...]:
     return ("prepare", "custom", "--name", "colours", *languages, *texts, "--out", out, "--workers", "1", *flags)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")  # a worker may run tests of another file in between
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with data/, and the runs `forward` (en-zh, 2,048 source positions) and `reverse` (zh-en)."""
     folder, choose = tmp_path_factory.mktemp("own"), random.Random(1)

@@ -17,9 +17,9 @@ import pytest
 import torch
 
 from fairseq_resid import connections
-from fairseq_resid.data.text import custom
 from fairseq_resid.study import archive
 from support import captions, mirror
+from support.preparing import build
 
 pytestmark = pytest.mark.once
 
@@ -159,7 +159,8 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # The raw text and the data folder that scripts/quickstart.sh creates.
     shell("data-prep/phrasebook.py --out raw --train 400 --valid 20 --test 20", copy)
     prefixes = {split: copy / "raw" / split for split in ("train", "valid", "test")}
-    custom.build("phrasebook-en-vi", prefixes, "en", "vi", 300, copy / "data-bin" / "phrasebook")
+    flags = ["--name", "phrasebook-en-vi", "--target", "vi", "--vocab-size", 300]
+    assert build(prefixes, copy / "data-bin" / "phrasebook", *flags) == 0
     (structure,) = [block for kind, block in BLOCKS if kind == "python" and "from .core import" in block]
     (copy / "fairseq_resid" / "connections" / "scaled_branch.py").write_text(structure)
     return copy

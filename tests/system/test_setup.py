@@ -176,6 +176,11 @@ def test_machine_without_gpu_gets_the_cpu_build(tree, tmp_path):
         shutil.rmtree(tree.venv)
         output, calls = tree.make(**{**needs, **other})
         assert "CPU build" not in output and not any("index" in call for call in calls)
+    (tree.root / "setup.py").write_text("# changed\n")
+    assert not any("index" in call for call in tree.make(**needs)[1]), "an update keeps a CUDA build"
+    (tree.site / "torch-2.9.0+cpu.dist-info").mkdir()
+    (tree.root / "setup.py").write_text("# changed again\n")
+    assert all(call.endswith("/whl/cpu") for call in tree.make(**needs)[1])
 
 
 def test_python_310_gets_stock_fairseq_in_isolation(tree):

@@ -1,6 +1,6 @@
 """Make a data folder of captions from a JSON file and region features: fairseq-resid prepare-captions NAME ...
 
-folder.py describes the data folder. An interrupted preparation keeps the region features that it has written.
+caption_folder.py describes the data folder. An interrupted preparation keeps the region features that it has written.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from ... import records
 from ...cli.frame import command
 from ...cli.progress import Progress
 from ...console import say
@@ -23,9 +21,9 @@ from ...files import sha256, write_text
 from .. import preparing
 from ..recorded import SPLITS
 from . import caption_folder
-from .caption_folder import DICTIONARY, PARTS, RECORD, CaptionRecord, Captions
+from .caption_folder import DICTIONARY, PARTS, CaptionRecord, Captions
 from .features import FeatureSource, open_features, state_of
-from .karpathy import LEAST, CaptionCorpus, read_corpus
+from .karpathy import LEAST, read_corpus
 
 
 @dataclass(frozen=True)
@@ -83,50 +81,30 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     preparing.add_folder_flags(parser, "captions and features", "data-bin/NAME")
     args = parser.parse_args(argv)
     out = args.out or Path("data-bin") / args.name
-    if not out.name:
-        parser.error(f"--out {out}: must be a new folder")
-    options = CaptionOptions(args.captions, args.features, out, args.allow_other_data, args.verify)
+    options = CaptionOptions(args.captions, args.features, out, args.allow_other, args.verify)
     prepare(MANIFESTS[args.name], options)
 
 
-def prepare(manifest: CaptionManifest, options: CaptionOptions) -> bool:
-    """Make the data folder OUT; return False if it already contains exactly these captions.
+def prepare(manifest: CaptionManifest, options: CaptionOptions) -> None:
+    """Make the data folder OUT, unless it already contains exactly these captions.
 
     Raises: ValueError for bad input, or if OUT contains other captions; OSError.
     """
-    out, settings = options.out, {**asked(manifest, options), "read": read_of(options)}
-    if preparing.made(out, MARK, settings, lambda work, _: _make(manifest, options, work)):
+    out, sums = options.out, sha256(options.captions)
+    features = options.features.resolve().name
+    asked = {"name": manifest.name, "captions": sums, "features": features}
+    read = {options.captions.name: sums, features: state_of(options.features)}
+    if preparing.made(out, MARK, {**asked, "read": read}, lambda work, _: _make(manifest, options, asked, read, work)):
         record = CaptionRecord.of(out)
         preparing.show_differences(record)
         say(f"{out}: {record.words:,} words, {record.width:,} features per region; done")
-        return True
-    known = records.remembered(out / RECORD, CaptionRecord)
-    if known is None or known.asked != asked(manifest, options) or known.read != read_of(options):
+        return
+    known = preparing.finished(out, CaptionRecord)
+    if known.asked != asked or known.read != read:
         raise ValueError(f"{out}: exists, but was not made from these files; remove it or choose another --out")
     CaptionRecord.checked(out, options.verify)
     preparing.show_differences(known)
     say(f"{out}: already contains these captions ({'checksums' if options.verify else 'sizes'} verified)")
-    return False
-
-
-def asked(manifest: CaptionManifest, options: CaptionOptions) -> dict[str, Any]:
-    return {"name": manifest.name, "captions": sha256(options.captions), "features": options.features.resolve().name}
-
-
-def read_of(options: CaptionOptions) -> dict[str, str]:
-    captions, features = options.captions, options.features
-    return {captions.name: sha256(captions), features.resolve().name: state_of(features)}
-
-
-def differences(manifest: CaptionManifest, corpus: CaptionCorpus) -> list[str]:
-    """Return how the images of a corpus differ from its manifest."""
-    found = []
-    if manifest.dataset and corpus.dataset != manifest.dataset:
-        found.append(f"dataset {corpus.dataset[:40]!r}, not {manifest.dataset!r}")
-    for split, count in manifest.counts.items():
-        if len(corpus.words[split].ids) != count:
-            found.append(f"{len(corpus.words[split].ids):,} {split} images, not {count:,}")
-    return found
 
 
 def check_boxes(source: FeatureSource, images: Sequence[str]) -> None:
@@ -144,10 +122,20 @@ def check_boxes(source: FeatureSource, images: Sequence[str]) -> None:
         )
 
 
-def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Path:
-    """Write the data folder, and return its path in WORK."""
-    corpus = read_corpus(options.captions)
-    wrong = differences(manifest, corpus)
+def _make(
+    manifest: CaptionManifest, options: CaptionOptions, asked: dict[str, str], read: dict[str, str], work: Path
+) -> Path:
+    """Write the data folder, and return its path in WORK.
+
+    asked, read: of captions.json
+    """
+    corpus, wrong = read_corpus(options.captions), []
+    counts = {split: len(corpus.words[split].ids) for split in SPLITS}
+    if manifest.dataset and corpus.dataset != manifest.dataset:
+        wrong.append(f"dataset {corpus.dataset[:40]!r}, not {manifest.dataset!r}")
+    for split, count in manifest.counts.items():
+        if counts[split] != count:
+            wrong.append(f"{counts[split]:,} {split} images, not {count:,}")
     if wrong and not options.allow_other:
         raise ValueError(f"{options.captions}: {'; '.join(wrong)} (use --allow-other-data to accept this)")
     words = corpus.dictionary()
@@ -168,15 +156,15 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Pat
     regions, has_boxes, size = {}, False, None
     for split in SPLITS:
         captions = corpus.words[split]
-        count = regions[split] = _write_regions(data, split, captions.ids, source, width)
-        has_boxes = has_boxes or bool(caption_folder.mapped(data, split, "boxes", (count, 4)).any())
+        total = regions[split] = _write_regions(data, split, captions.ids, source, width)
+        has_boxes = has_boxes or bool(caption_folder.mapped(data, split, "boxes", (total, 4)).any())
         if options.thumbnail is not None and split != "train":
             pictures = np.stack([options.thumbnail(image) for image in captions.ids])
             (data / f"{split}.thumbnails").write_bytes(pictures.tobytes())
             size = (pictures.shape[1], pictures.shape[2])
         _write_captions(data / f"{split}.captions.tsv", captions)
         _write_captions(data / f"ref/{split}.tsv", corpus.references[split])
-        facts = [f"{len(captions.ids):,} images, {sum(map(len, captions.texts)):,} captions, {count:,} regions"]
+        facts = [f"{counts[split]:,} images, {sum(map(len, captions.texts)):,} captions, {total:,} regions"]
         if corpus.empty[split]:
             facts.append(f"{corpus.empty[split]:,} captions without words left out")
         if corpus.without_raw[split]:
@@ -185,10 +173,9 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Pat
     write_text(data / DICTIONARY, "".join(f"{word} {count}\n" for word, count in words))
     if manifest.width not in (None, width):
         wrong.append(f"{width:,} features per region, not {manifest.width:,}")
-    files = {file.relative_to(data).as_posix(): file for file in sorted(data.rglob("*")) if file.is_file()}
     record = CaptionRecord(
         name=options.out.name if manifest is CUSTOM else manifest.name,
-        counts={split: len(corpus.words[split].ids) for split in SPLITS},
+        counts=counts,
         captions={split: sum(map(len, corpus.words[split].texts)) for split in SPLITS},
         regions=regions,
         width=width,
@@ -196,14 +183,12 @@ def _make(manifest: CaptionManifest, options: CaptionOptions, work: Path) -> Pat
         empty=dict(corpus.empty),
         has_boxes=has_boxes,
         thumbnail=size,
-        read=read_of(options),
+        read=read,
         differences=wrong,
         unverified=[] if manifest is CUSTOM else ["captions and features (no known checksums)"],
-        asked=asked(manifest, options),
-        sizes={name: file.stat().st_size for name, file in files.items()},
-        checksums={name: sha256(file) for name, file in files.items()},
+        asked=asked,
     )
-    records.write(data / RECORD, record)
+    record.write(data)
     return data
 
 

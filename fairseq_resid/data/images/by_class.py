@@ -31,31 +31,24 @@ Shape = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class ImageFile:
-    """A file on disk, and its name in messages."""
-
-    path: Path
-    name: str
-
-
-@dataclass(frozen=True)
 class ImageFolder:
     """The image files of a folder with one subfolder per class.
 
-    classes: in the order of the labels; files, labels: for each part, with one label per file (N,)
-    name: the folder's name in the names of the files
+    name: the folder's name in messages; classes: in the order of the labels
+    files: their paths in the folder, by part; labels: one per file (N,), by part
     """
 
-    classes: tuple[str, ...]
-    files: dict[str, list[ImageFile]]
-    labels: dict[str, np.ndarray]
+    root: Path
     name: str
+    classes: tuple[str, ...]
+    files: dict[str, list[str]]
+    labels: dict[str, np.ndarray]
 
     def sha256(self, described: Callable[[Path], object]) -> str:
         """Return the SHA-256 of the names of all files, each with a description of the file."""
         digest = hashlib.sha256()
         for file in (file for part in PARTS for file in self.files[part]):
-            digest.update(os.fsencode(f"{file.name.removeprefix(self.name)}\t{described(file.path)}\n"))
+            digest.update(os.fsencode(f"/{file}\t{described(self.root / file)}\n"))
         return digest.hexdigest()
 
     def shape(self) -> Shape:
@@ -63,7 +56,7 @@ class ImageFolder:
 
         Raises: ValueError naming the file if it cannot be read.
         """
-        return _decode(self.files["train"][0]).shape  # type: ignore[return-value]
+        return _decode(self.root, self.name, self.files["train"][0]).shape  # type: ignore[return-value]
 
     def blocks(self, part: str, shape: Shape, workers: int) -> Generator[np.ndarray, None, None]:
         """Yield the pixels of the images of one part in blocks (n, C, H, W) of bytes, decoded by `workers` processes.
@@ -73,7 +66,7 @@ class ImageFolder:
         files = self.files[part]
         count = max(1, min(CHUNK_IMAGES, CHUNK_BYTES // int(np.prod(shape))))
         chunks = (files[start : start + count] for start in range(0, len(files), count))
-        return ordered(partial(_decode_all, shape=shape), chunks, workers)
+        return ordered(partial(_decode_all, self.root, self.name, shape), chunks, workers)
 
 
 def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
@@ -83,7 +76,7 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
     Raises: ValueError naming the file or folder that is missing, empty or misplaced.
     """
     classes = tuple(known)
-    files: dict[str, list[ImageFile]] = {}
+    files: dict[str, list[str]] = {}
     labels: dict[str, np.ndarray] = {}
     if (root / "valid").exists():
         raise ValueError(
@@ -93,45 +86,33 @@ def find(root: Path, name: str, known: Sequence[str] = ()) -> ImageFolder:
     for part in PARTS:
         if not (root / part).is_dir():
             raise ValueError(f"{name}: folder {part}/ is missing; must contain train/CLASS/IMAGE and test/CLASS/IMAGE")
-        folders = {entry.name: entry for entry in _entries(root / part)}
+        folders = sorted(os.listdir(root / part))
         classes = classes or tuple(folders)
         if unknown := [folder for folder in folders if folder not in classes]:
             shown = ", ".join([*classes[:10], *(["..."] if classes[10:] else [])])
             raise ValueError(f"{name}/{part}/{unknown[0]}: unknown class; the classes are {shown}")
-        files[part], counts = [], []
-        for label in classes:
-            found = _images(folders[label], f"{name}/{part}/{label}") if label in folders else []
-            counts.append(len(found))
-            files[part] += found
-        labels[part] = np.repeat(np.arange(len(classes)), counts)
+        found = [sorted(os.listdir(root / part / label)) if label in folders else [] for label in classes]
+        files[part] = [f"{part}/{label}/{file}" for label, some in zip(classes, found, strict=True) for file in some]
+        labels[part] = np.repeat(np.arange(len(classes)), [len(some) for some in found])
         if not files[part]:
             raise ValueError(f"{name}/{part}: contains no images")
-    return ImageFolder(classes, files, labels, name)
+    return ImageFolder(root, name, classes, files, labels)
 
 
-def _images(folder: os.DirEntry[str], name: str) -> list[ImageFile]:
-    return [ImageFile(Path(entry.path), f"{name}/{entry.name}") for entry in _entries(Path(folder.path))]
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as found:
-        return sorted(found, key=lambda entry: entry.name)
-
-
-def _decode_all(files: Sequence[ImageFile], shape: Shape) -> np.ndarray:
+def _decode_all(root: Path, name: str, shape: Shape, files: Sequence[str]) -> np.ndarray:
     """Return the pixels of images of one shape: (n, C, H, W) bytes."""
     block = np.empty((len(files), *shape), np.uint8)
     for row, file in zip(block, files, strict=True):
-        row[:] = _decode(file, shape)
+        row[:] = _decode(root, name, file, shape)
     return block
 
 
-def _decode(file: ImageFile, shape: Shape | None = None) -> np.ndarray:
+def _decode(root: Path, name: str, file: str, shape: Shape | None = None) -> np.ndarray:
     """Return the pixels of an image in RGB: (C, H, W) bytes. Transparency and EXIF orientation are ignored.
 
     Raises: ValueError naming the file if it is not a complete image or has a different shape; OSError.
     """
-    raw = file.path.read_bytes()
+    raw = (root / file).read_bytes()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -147,4 +128,4 @@ def _decode(file: ImageFile, shape: Shape | None = None) -> np.ndarray:
         found = f"not an image in a supported format ({', '.join(FORMATS)})"
     except Exception as error:  # Pillow's decoders raise any kind of error on damaged files
         found = f"cannot decode this image: {str(error) or type(error).__name__}"
-    raise ValueError(f"{file.name}: {found}")
+    raise ValueError(f"{name}/{file}: {found}")

@@ -43,8 +43,4 @@ def names() -> list[str]:
 
 
 def read(name: str) -> ImageManifest:
-    """Read the manifest of a corpus.
-
-    Raises: ValueError naming the file and the problem; OSError.
-    """
     return CUSTOM if name == CUSTOM.name else records.read(MANIFESTS / f"{name}.yaml", ImageManifest)

@@ -1,8 +1,8 @@
 """Make a data folder of images from a release or from image files by class: fairseq-resid prepare-images NAME ...
 
-folder.py describes the data folder. Images from a release keep its order; images from a folder are sorted by class and
-then by file name. `valid` consists of the last training images of a release, or the last ones in every class of a
-folder.
+image_folder.py describes the data folder. Images from a release keep its order; images from a folder are sorted by
+class and then by file name. `valid` consists of the last training images of a release, or the last ones in every class
+of a folder.
 """
 
 from __future__ import annotations
@@ -20,42 +20,36 @@ from typing import Any
 import numpy as np
 from PIL import features
 
-from ... import records
-from ...cli.frame import command
+from ...cli.frame import command, integer
 from ...cli.machine import cores, versions
 from ...cli.progress import Progress
 from ...console import say
-from ...files import sha256
 from .. import preparing
 from ..recorded import SPLITS
 from . import image_folder, sources
 from . import manifest as manifests
-from .image_folder import RECORD, ImageRecord
+from .image_folder import ImageRecord
 from .manifest import ImageManifest
-from .sources import Images, ImageSourceOptions, Source
+from .sources import Images, Source
 
 MARK = "preparing.json"
 
 
 @dataclass(frozen=True)
-class ImageOptions:
+class ImageOptions(preparing.Options):
     """Options of the preparation that are not in the manifest.
 
     valid: number of training images that become the `valid` split; None: the number in the manifest, or else a tenth
-    verify: compare checksums of a finished data folder, not only file sizes
     """
 
-    source: ImageSourceOptions
-    out: Path
     workers: int = 1
     valid: int | None = None
-    verify: bool = False
 
 
 @command("prepare-images", "Make a data folder of images.", again="starts over, but resumes the download")
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     """Run `fairseq-resid prepare-images`."""
-    add = parser.add_argument
+    add, count = parser.add_argument, integer(1)
     add("name", choices=manifests.names(), help="the corpus; custom: your own folder of images by class")
     preparing.add_source_flags(
         parser,
@@ -64,71 +58,50 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         "the archive",
     )
     preparing.add_folder_flags(parser, "files and image counts", "data-bin/NAME")
-    add("--valid", type=int, metavar="N", help="training images to hold out as the split valid (default: a tenth)")
+    add("--valid", type=count, metavar="N", help="training images to hold out as the split valid (default: a tenth)")
     add(
         "--workers",
-        type=int,
+        type=count,
         default=cores(),
         metavar="N",
         help="processes that decode image files (default: all cores)",
     )
     args = parser.parse_args(argv)
-    for flag, value in (("--workers", args.workers), ("--valid", args.valid)):
-        if value is not None and value < 1:
-            parser.error(f"{flag} {value}: must be 1 or more")
-    if args.out is not None and not args.out.name:
-        parser.error(f"--out {args.out}: must be a new folder")
     manifest = manifests.read(args.name)
     if manifest.file is None and not args.raw:
         parser.error(f"{args.name}: --raw is missing; pass the folder of your images")
-    source = ImageSourceOptions(tuple(args.raw), args.mirror, args.downloads, args.allow_other_data)
-    out = args.out or Path("data-bin") / args.name
-    prepare(manifest, ImageOptions(source, out, args.workers, args.valid, args.verify))
+    args.out = args.out or Path("data-bin") / args.name
+    prepare(manifest, ImageOptions.of(args))
 
 
-def prepare(manifest: ImageManifest, options: ImageOptions) -> bool:
-    """Make the data folder OUT; return False if it already contains exactly these images.
+def prepare(manifest: ImageManifest, options: ImageOptions) -> None:
+    """Make the data folder OUT, unless it already contains exactly these images.
 
     Raises: ValueError for bad input, or if OUT contains different images; ChildProcessError; OSError.
     """
     out = options.out
     settings = {"name": manifest.name, "valid": options.valid or manifest.valid}
-    source = sources.on_disk(manifest, options.source) if options.source.raw else None
+    source = sources.on_disk(manifest, options) if options.raw else None
 
     def make(work: Path, _: int) -> Path:
-        return _make(manifest, options, source or sources.downloaded(manifest, options.source), settings, work)
+        return _make(manifest, options, source or sources.downloaded(manifest, options), settings, work)
 
     if preparing.made(out, MARK, settings, make, keeps=False):
         record = ImageRecord.of(out)
-        say(f"mean {_numbers(record.mean)}, deviation {_numbers(record.deviation)}")
+        mean, deviation = (" ".join(f"{value:.4f}" for value in each) for each in (record.mean, record.deviation))
+        say(f"mean {mean}, deviation {deviation}")
         preparing.show_differences(record)
         say(f"{out}: done")
-        return True
-    record = _check_same(out, settings, source)
-    ImageRecord.checked(out, options.verify)
-    preparing.show_differences(record)
-    say(f"{out}: already contains these images ({'checksums' if options.verify else 'sizes'} verified)")
-    return False
-
-
-def _check_same(out: Path, settings: dict[str, Any], source: Source | None) -> ImageRecord:
-    """Return OUT's images.json.
-
-    Raises: ValueError if OUT was made with different settings, or from a different source (if one is given).
-    """
-    record = records.remembered(out / RECORD, ImageRecord)
-    if record is None:
-        raise ValueError(
-            f"{out}: exists, but contains no {RECORD} that this version can read; remove it or choose another --out"
-        )
-    if differing := [key for key in settings if record.asked.get(key) != settings[key]]:
-        changes = ", ".join(f"{key} is {record.asked.get(key)}, not {settings[key]}" for key in differing)
-        raise ValueError(f"{out}: contains different images ({changes}); choose another --out")
+        return
+    record = preparing.finished(out, ImageRecord)
+    preparing.check_settings(out, "different images", record.asked, settings)
     if source is not None and not source.was_read(record.read):
         raise ValueError(
             f"{out}: contains different images (not made from {', '.join(source.read)}); choose another --out"
         )
-    return record
+    ImageRecord.checked(out, options.verify)
+    preparing.show_differences(record)
+    say(f"{out}: already contains these images ({'checksums' if options.verify else 'sizes'} verified)")
 
 
 def _make(manifest: ImageManifest, options: ImageOptions, source: Source, settings: dict[str, Any], work: Path) -> Path:
@@ -147,12 +120,12 @@ def _make(manifest: ImageManifest, options: ImageOptions, source: Source, settin
         for part, expected in manifest.counts.items()
         if counts[part] != expected
     ]
-    if wrong and not options.source.allow_other:
+    if wrong and not options.allow_other:
         raise ValueError(
             f"not the images of {manifest.name}: {'; '.join(wrong)} (use --allow-other-data to accept this)"
         )
     held = options.valid or manifest.valid or max(1, counts["train"] // 10)
-    mask = hold_out(images.parts["train"].labels, held, source.by_class, images.classes)
+    mask = hold_out(images.parts["train"].labels, held, source.kind == "folder", images.classes)
     mean, deviation = _write(images, mask, data)
     record = ImageRecord(
         name=manifest.name if manifest.file else options.out.name,
@@ -166,11 +139,10 @@ def _make(manifest: ImageManifest, options: ImageOptions, source: Source, settin
         differences=[*source.differences, *wrong],
         unverified=list(source.unverified),
         asked=settings,
-        tools=_tools(),
-        sizes={file.name: file.stat().st_size for file in sorted(data.iterdir())},
-        checksums={file.name: sha256(file) for file in sorted(data.iterdir())},
+        # The rounding of the libraries that decode images may differ between versions.
+        tools=versions(["pillow"]) | {"libjpeg": features.version("libjpeg_turbo") or str(features.version("jpg"))},
     )
-    records.write(data / RECORD, record)
+    record.write(data)
     return data
 
 
@@ -251,12 +223,3 @@ def _balance(counts: np.ndarray, classes: Sequence[str]) -> str:
     if counts[low] == counts[high]:
         return f"{counts[low]:,} per class"
     return f"{counts[low]:,} ({classes[low]}) to {counts[high]:,} ({classes[high]}) per class"
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return " ".join(f"{value:.4f}" for value in values)
-
-
-def _tools() -> dict[str, str]:
-    """Return the versions of the libraries that decode images, because their rounding may differ."""
-    return versions(["pillow"]) | {"libjpeg": features.version("libjpeg_turbo") or str(features.version("jpg"))}

@@ -14,21 +14,12 @@ import numpy as np
 from ...files import sha256
 from .. import extract
 from ..fetch import Fingerprint, describe, fetch, problem, usable
+from ..preparing import Options
 from . import by_class
 from .by_class import Shape
 from .manifest import PARTS, ImageManifest
 
 BLOCK_IMAGES = 1000
-
-
-@dataclass(frozen=True)
-class ImageSourceOptions:
-    """Where to look for images: --raw, else --mirror, else the URL of the release."""
-
-    raw: tuple[Path, ...]
-    mirror: str | None
-    downloads: Path
-    allow_other: bool
 
 
 @dataclass(frozen=True)
@@ -51,13 +42,11 @@ class Images:
 class Source(ABC):
     """One source of the images.
 
-    kind: `source` in images.json; read: SHA-256 of the input, by name
-    by_class: whether images are sorted by class; then the last images of every class are held out, not the last overall
+    kind: `source` in images.json, "release" or "folder"; read: SHA-256 of the input, by name
     differences: differences from the release; unverified: files that were not verified by a checksum
     """
 
     kind: str
-    by_class: bool
     read: dict[str, str]
     differences: Sequence[str] = ()
     unverified: Sequence[str] = ()
@@ -78,7 +67,6 @@ class Release(Source):
     """The binary archive: each member contains images of one size, with label bytes before the pixels."""
 
     kind = "release"
-    by_class = False
 
     def __init__(self, manifest: ImageManifest, archive: Path, known: Fingerprint) -> None:
         self.manifest, self.archive, self.known = manifest, archive, known
@@ -128,7 +116,6 @@ class Files(Source):
     """Image files by class, in a folder or in an archive of such a folder."""
 
     kind = "folder"
-    by_class = True
 
     def __init__(self, manifest: ImageManifest, raw: Path) -> None:
         self.manifest, self.raw = manifest, raw
@@ -156,42 +143,31 @@ class Files(Source):
         return Images(folder.classes, shape, parts)
 
 
-def on_disk(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:
+def on_disk(manifest: ImageManifest, options: Options) -> Source:
     """Return the first source found in the --raw paths.
 
     Raises: ValueError naming the files that are missing, or a file that is not the released one.
     """
-    file = manifest.file
-    for raw in chosen.raw:
-        if file is not None and (raw / file.name).is_file():
-            return _release(manifest, raw / file.name, describe(raw / file.name), chosen)
-        if raw.is_file():
-            known = describe(raw)
-            if file is not None and (raw.name == file.name or not problem(file, known)):
-                return _release(manifest, raw, known, chosen)
-            if extract.is_archive(raw.name):
-                return Files(manifest, raw)
-        if (raw / "train").is_dir():
+    released = [manifest.file.name] if manifest.file is not None else []
+    for raw in options.raw:
+        for archive in (path for name in released for path in (raw / name, raw) if path.is_file()):
+            release = Release(manifest, archive, describe(archive))
+            if not release.differences or (archive.name in released and options.allow_other):
+                return release
+            if archive.name in released:
+                wrong = f"{archive.parent}/{release.differences[0]}"
+                raise ValueError(f"not the released file: {wrong} (use --allow-other-data to accept it)")
+        if (raw.is_file() and extract.is_archive(raw.name)) or (raw / "train").is_dir():
             return Files(manifest, raw)
-    wanted = [file.name] if file is not None else []
-    wanted += ["a folder with train/CLASS/IMAGE and test/CLASS/IMAGE", "an archive of such a folder"]
-    raise ValueError(f"--raw {', '.join(map(str, chosen.raw))}: images not found: none of {', '.join(wanted)} exists")
+    wanted = [*released, "a folder with train/CLASS/IMAGE and test/CLASS/IMAGE", "an archive of such a folder"]
+    raise ValueError(f"--raw {', '.join(map(str, options.raw))}: images not found: none of {', '.join(wanted)} exists")
 
 
-def downloaded(manifest: ImageManifest, chosen: ImageSourceOptions) -> Source:
+def downloaded(manifest: ImageManifest, options: Options) -> Source:
     """Return the archive of the release, downloading it if necessary.
 
     Raises: FetchError; OSError.
     """
     assert manifest.file is not None
-    known = fetch(manifest.file, chosen.downloads, chosen.mirror, chosen.allow_other)
-    return Release(manifest, chosen.downloads / manifest.file.name, known)
-
-
-def _release(manifest: ImageManifest, archive: Path, known: Fingerprint, chosen: ImageSourceOptions) -> Release:
-    release = Release(manifest, archive, known)
-    if release.differences and not chosen.allow_other:
-        raise ValueError(
-            f"not the released file: {archive.parent}/{release.differences[0]} (use --allow-other-data to accept it)"
-        )
-    return release
+    known = fetch(manifest.file, options.downloads, options.mirror, options.allow_other)
+    return Release(manifest, options.downloads / manifest.file.name, known)

@@ -21,12 +21,6 @@ LANGUAGES = {
 }
 
 
-def check_tokenizer(name: str) -> None:
-    """Raise ValueError for a BLEU tokeniser that is unknown or needs a download."""
-    if name not in TOKENIZERS:
-        raise ValueError(f"BLEU tokeniser {name[:40]!r}: must be one of {', '.join(TOKENIZERS)}")
-
-
 def default_tokenizer(language: str) -> str:
     """Return sacrebleu's tokeniser for raw text in a language: zh, ja-mecab, ko-mecab, or 13a for all others.
 
@@ -42,7 +36,8 @@ def metric(tokenize: str, lowercase: bool = False, smooth: str = "exp") -> Any:
     """
     from sacrebleu.metrics.bleu import BLEU
 
-    check_tokenizer(tokenize)
+    if tokenize not in TOKENIZERS:
+        raise ValueError(f"BLEU tokeniser {tokenize[:40]!r}: must be one of {', '.join(TOKENIZERS)}")
     module, extra = PACKAGES.get(tokenize, ("sacrebleu", ""))
     if find_spec(module) is None:
         raise ValueError(f"BLEU tokeniser {tokenize}: requires another package: pip install 'sacrebleu[{extra}]'")

@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -120,35 +121,22 @@ def why(trip: RoundTrip, normalizer: str) -> str:
 
 def overlap(train: Sides, evaluation: Mapping[str, Sides], total: int | None) -> dict[str, Overlap]:
     """Return the lines of each evaluation text that also occur in the training text, by split."""
-    # The places of each evaluation sentence: (split, line).
-    places: tuple[dict[bytes, list[tuple[str, int]]], ...] = (defaultdict(list), defaultdict(list))
-    pairs: dict[tuple[bytes, bytes], list[tuple[str, int]]] = defaultdict(list)
+    # The places (split, line) of all sources, targets and pairs, and those that are found in the training text.
+    places: tuple[dict[Any, list[tuple[str, int]]], ...] = tuple(defaultdict(list) for _ in range(3))
+    found: tuple[set[Any], ...] = (set(), set(), set())
     for split, files in evaluation.items():
         for number, pair in enumerate(_pairs(files), start=1):
-            for side, line in enumerate(pair):
-                places[side][line].append((split, number))
-            pairs[pair].append((split, number))
-    sources, targets = map(set, places)
-    seen: tuple[set[bytes], set[bytes], set[tuple[bytes, bytes]]] = (set(), set(), set())
-    for source, target in _shown("compare", _pairs(train), total):
-        if source in sources:
-            seen[0].add(source)
-            if (source, target) in pairs:
-                seen[2].add((source, target))
-        if target in targets:
-            seen[1].add(target)
+            for known, key in zip(places, (*pair, pair), strict=True):
+                known[key].append((split, number))
+    for pair in _shown("compare", _pairs(train), total):
+        for known, repeated, key in zip(places, found, (*pair, pair), strict=True):
+            if key in known:
+                repeated.add(key)
 
-    def lines(split: str, repeated: Iterable[list[tuple[str, int]]]) -> tuple[int, ...]:
-        return tuple(sorted(number for places in repeated for name, number in places if name == split))
+    def lines(split: str, known: dict[Any, list[tuple[str, int]]], repeated: set[Any]) -> tuple[int, ...]:
+        return tuple(sorted(number for key in repeated for name, number in known[key] if name == split))
 
-    return {
-        split: Overlap(
-            lines(split, (places[0][line] for line in seen[0])),
-            lines(split, (places[1][line] for line in seen[1])),
-            lines(split, (pairs[pair] for pair in seen[2])),
-        )
-        for split in evaluation
-    }
+    return {split: Overlap(*(lines(split, *kind) for kind in zip(places, found, strict=True))) for split in evaluation}
 
 
 def deduplicate(

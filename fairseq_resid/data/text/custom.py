@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...cli.frame import command
+from ...cli.frame import command, integer
+from .. import preparing
+from ..fetch import describe
 from . import flags, sources
-from .fingerprints import Fingerprints
-from .folder import Corpus, CorpusRecord
+from .folder import Corpus
 from .manifest import SPLITS, Part, TextManifest
 from .pipeline import TextOptions, prepare_data
 
@@ -42,7 +43,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     parser.add_argument("--source", required=True, metavar="LANG", help="source language, the suffix of its files")
     parser.add_argument("--target", required=True, metavar="LANG", help="target language, the suffix of its files")
     vocabulary = parser.add_mutually_exclusive_group(required=True)
-    vocabulary.add_argument("--vocab-size", type=int, help="number of subwords of the joint BPE")
+    vocabulary.add_argument("--vocab-size", type=integer(1), help="number of subwords of the joint BPE")
     vocabulary.add_argument(
         "--vocab-from",
         type=Path,
@@ -50,36 +51,28 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         help="use the tokenisation, subword model and dictionary of this data folder, for fine-tuning a model that was "
         "trained on it; its languages may be swapped or others",
     )
-    parser.add_argument("--out", required=True, type=Path, metavar="DATA", help="output folder")
-    parser.add_argument(
-        "--verify", action="store_true", help="compare checksums of a finished data folder, not only file sizes"
-    )
+    preparing.add_folder_flags(parser)
     flags.add(parser)
     args = parser.parse_args(argv)
-    flags.check_positive(parser, args, "workers", "vocab_size", "max_pieces")
-    if not args.out.name:
-        parser.error(f"--out {args.out}: must be a new folder")
     if args.source == args.target:
         parser.error(f"--source and --target: both are {args.source}; must be different")
     given = flags.settings(args)
-    given.pop("vocab_size", None)
-    if args.vocab_from is not None and "spm_normalizer" in given:
-        parser.error(f"--spm-normalizer: not allowed with --vocab-from; {args.vocab_from} determines it")
-    build(
-        args.name,
-        {"train": args.train, "valid": args.valid}
-        | {f"test{number or ''}": prefix for number, prefix in enumerate(args.test)},
-        args.source,
-        args.target,
-        args.vocab_size,
-        args.out,
-        args.workers,
-        args.allow_low_ceiling,
-        args.verify,
-        args.show,
-        args.vocab_from,
-        **given,
-    )
+    if args.vocab_from is not None:
+        if "spm_normalizer" in given:
+            parser.error(f"--spm-normalizer: not allowed with --vocab-from; {args.vocab_from} determines it")
+        given |= vocabulary_of(args.vocab_from)
+    prefixes = {"train": args.train, "valid": args.valid}
+    prefixes |= {f"test{number or ''}": prefix for number, prefix in enumerate(args.test)}
+    parts, texts = {}, []
+    for split, prefix in prefixes.items():
+        part = Part(prefix.name, {})
+        parts[split] = (part,)
+        for language in (args.source, args.target):
+            path = Path(f"{prefix}.{language}")
+            texts.append(sources.Text(split, part, language, path, None, describe(path)))
+    manifest = TextManifest(name=args.name, source=args.source, target=args.target, parts=parts, **given)
+    flags.check_limits(manifest, given)
+    prepare_data(manifest, TextOptions.of(args), texts)
 
 
 def vocabulary_of(data: Path) -> dict[str, Any]:
@@ -87,7 +80,8 @@ def vocabulary_of(data: Path) -> dict[str, Any]:
 
     Raises: ValueError or OSError naming the folder or file and the problem.
     """
-    corpus, record = Corpus.read(data), CorpusRecord.of(data)
+    corpus = Corpus.read(data)
+    record = corpus.record
     corpus.segmenter()  # raises if there is no valid model
     dictionaries = [data / f"dict.{language}.txt" for language in (record.source, record.target)]
     contents = [file.read_bytes() for file in dictionaries]
@@ -104,42 +98,3 @@ def vocabulary_of(data: Path) -> dict[str, Any]:
         "split_hyphens": record.text.split_hyphens,
         **({"spm_normalizer": normalizer} if normalizer != "none" else {}),
     }
-
-
-def build(
-    name: str,
-    prefixes: dict[str, Path],
-    source: str,
-    target: str,
-    vocab_size: int | None,
-    out: Path,
-    workers: int = 1,
-    allow_low_ceiling: bool = False,
-    verify: bool = False,
-    show: bool = False,
-    vocab_from: Path | None = None,
-    **settings: Any,
-) -> bool:
-    """Make the data folder OUT from PREFIX.SRC and PREFIX.TGT of each split; see `preparation.prepare_data`.
-
-    vocab_size: None if `vocab_from` is given, the data folder whose vocabulary is used
-    settings: other fields of the manifest, such as `clean`
-    """
-    if vocab_from is not None:
-        settings |= vocabulary_of(vocab_from)
-    else:
-        settings["vocab_size"] = vocab_size
-    fingerprints = Fingerprints(None)
-    texts = []
-    parts = {}
-    for split, prefix in prefixes.items():
-        part = Part(prefix.name, {})
-        parts[split] = (part,)
-        for language in (source, target):
-            path = Path(f"{prefix}.{language}")
-            texts.append(sources.Text(split, part, language, path, None, fingerprints.of(path)))
-    manifest = TextManifest(name=name, source=source, target=target, parts=parts, **settings)
-    flags.check_limits(manifest, settings)
-    source_options = sources.TextSourceOptions((), None, out.parent, False)
-    options = TextOptions(source_options, out, workers, None, allow_low_ceiling, verify, show, vocab_from)
-    return prepare_data(manifest, options, texts)

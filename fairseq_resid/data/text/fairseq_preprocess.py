@@ -1,25 +1,17 @@
-"""From subwords to the data folder: run fairseq-preprocess and write corpus.json."""
+"""Run fairseq-preprocess on the subwords of a corpus, and show its progress."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 
-from ... import records
 from ...cli import children
-from ...cli.machine import versions
 from ...cli.progress import POLL, Progress
 from ...console import with_lines
-from ...files import last_lines, sha256
-from . import folder as data_folder
-from .folder import CorpusRecord
+from ...files import last_lines
 from .manifest import number_of_test
-
-TOOLS = ("fairseq", "fairseq-fixed", "sacremoses", "sentencepiece", "subword-nmt")
 
 
 def preprocess(
@@ -93,37 +85,3 @@ def _watched(data: Path, size: int) -> Iterator[None]:
     finally:
         ended.set()
         watcher.join()
-
-
-def make(
-    record: CorpusRecord,
-    text: Path,
-    references: Path,
-    model: Path,
-    data: Path,
-    workers: int,
-    lock: int | None = None,
-    dictionary: Path | None = None,
-) -> None:
-    """Make DATA from TEXT/SPLIT (subwords), the reference texts and the subword model, but without corpus.json.
-
-    Raises: ChildProcessError if fairseq-preprocess fails.
-    """
-    # Each side of every pair ends in </s>. The bytes per token follow fairseq's best_fitting_int_dtype.
-    tokens = sum(sum(record.tokens[split].values()) + 2 * lines.kept for split, lines in record.lines.items())
-    size = tokens * (2 if record.vocab_size < 65500 else 4)
-    preprocess(text, data, record.source, record.target, record.lines, workers, size, lock, dictionary)
-    shutil.copytree(references, data / "ref")
-    shutil.copyfile(model, data / model.name)
-
-
-def write_record(record: CorpusRecord, data: Path) -> None:
-    """Write DATA/corpus.json: the record with tool versions, file sizes and checksums added."""
-    files = {str(file.relative_to(data)): file for file in sorted(data.rglob("*")) if file.is_file()}
-    whole = replace(
-        record,
-        tools=versions(TOOLS),
-        sizes={name: file.stat().st_size for name, file in files.items()},
-        checksums={name: sha256(file) for name, file in files.items()},
-    )
-    records.write(data / data_folder.CORPUS, whole)

@@ -39,16 +39,12 @@ class Fingerprints:
         fingerprint = describe(path)
         if _stamp(path) == stamp:
             self.known[key] = Remembered(stamp, fingerprint)
-            self._keep()
+            if self.memory is not None:
+                # Without this file the next run computes the checksums again, which is not worth an error.
+                with contextlib.suppress(OSError):
+                    self.memory.parent.mkdir(parents=True, exist_ok=True)
+                    records.write(self.memory, self.known)
         return fingerprint
-
-    def _keep(self) -> None:
-        if self.memory is None:
-            return
-        # Without this file the next run computes the checksums again, which is not worth an error.
-        with contextlib.suppress(OSError):
-            self.memory.parent.mkdir(parents=True, exist_ok=True)
-            records.write(self.memory, self.known)
 
 
 def _stamp(path: Path) -> tuple[int, ...]:

@@ -6,20 +6,17 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec.structs import fields
-
+from ...cli.frame import integer
 from ...cli.machine import cores
 from . import subwords
 from .bleu import TOKENIZERS
-from .manifest import TextManifest
-from .pipeline import SETTINGS
+from .manifest import DEFAULTS, SETTINGS, TextManifest
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add the flags to a command."""
     add = parser.add_argument
-    default = {item.name: item.default for item in fields(TextManifest)}
-    add("--workers", type=int, default=cores(), metavar="N", help="processes (default: all cores)")
+    add("--workers", type=integer(1), default=cores(), metavar="N", help="processes (default: all cores)")
     add(
         "--clean",
         action=argparse.BooleanOptionalAction,
@@ -27,9 +24,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--max-pieces",
-        type=int,
+        type=integer(1),
         metavar="N",
-        help=f"with --clean: drop pairs with more than N subwords on a side (default: {default['max_pieces']})",
+        help=f"with --clean: drop pairs with more than N subwords on a side (default: {DEFAULTS['max_pieces']})",
     )
     add(
         "--deduplicate",
@@ -40,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     add(
         "--spm-normalizer",
         choices=subwords.NORMALIZERS,
-        help=f"sentencepiece's normalisation before segmentation (default: {default['spm_normalizer']})",
+        help=f"sentencepiece's normalisation before segmentation (default: {DEFAULTS['spm_normalizer']})",
     )
     add(
         "--tokenize",
@@ -62,11 +59,3 @@ def check_limits(manifest: TextManifest, given: Mapping[str, Any]) -> None:
     """Raise ValueError for --max-pieces without --clean."""
     if "max_pieces" in given and not manifest.clean:
         raise ValueError(f"--max-pieces {given['max_pieces']}: only has an effect with --clean")
-
-
-def check_positive(parser: argparse.ArgumentParser, args: argparse.Namespace, *names: str) -> None:
-    """Exit with an error that names the flag if a number is below 1."""
-    for name in names:
-        value = getattr(args, name)
-        if value is not None and value < 1:
-            parser.error(f"--{name.replace('_', '-')} {value}: must be 1 or more")

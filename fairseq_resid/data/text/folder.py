@@ -17,6 +17,7 @@ from __future__ import annotations
 import glob
 import re
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -25,14 +26,13 @@ import msgspec
 import numpy as np
 
 from ...files import read_lines
-from ..recorded import Recorded
+from ..recorded import Recorded, RecordedFolder
 from .bleu import default_tokenizer
 from .forms import TOKENISED, Form, Normalize, TextForm, is_blank
 from .segmentation import Segmenter
 
 CORPUS = "corpus.json"
 WRITER = "fairseq-resid prepare"
-SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # fairseq's symbols, which precede those in the file
 MAGIC = b"MMIDIDX\x00\x00"
 OLDER_MAGICS = (b"TNTIDX\x00\x00", b"HUFFIDX\x00")
 HEADER = struct.Struct("<9sQBQ")  # magic, version, code of the data type, number of sentences
@@ -179,7 +179,7 @@ class CorpusRecord(Recorded):
     checksums: dict[str, str] = field(default_factory=dict)
 
     @property
-    def unverified_texts(self) -> tuple[str, ...]:
+    def not_verified(self) -> Sequence[str]:
         """The texts that were not verified by a checksum.
 
         Before 0.3.2, text from --raw was not verified, but its official origin was recorded anyway.
@@ -205,26 +205,15 @@ class CorpusRecord(Recorded):
 
 
 @dataclass(frozen=True)
-class Corpus:
+class Corpus(RecordedFolder[CorpusRecord]):
     """A data folder: binarised text, raw references in ref/, corpus.json.
 
-    name: the name of the corpus, followed by the direction of the model if that is not the one it was prepared for
-    source, target: the languages in the direction of the model; pair: as in the file names
+    source, target: the languages in the direction of the model; tokenize: sacrebleu's tokeniser of the target
     """
 
-    path: Path
-    name: str
     source: str
     target: str
-    pair: str
-    restore: Restore
     tokenize: str
-    form: TextForm
-    profile: str = ""
-    differences: tuple[str, ...] = ()  # from the corpus of this name
-    unverified: tuple[str, ...] = ()  # texts without a known checksum
-    preparation: dict[str, Any] = field(default_factory=dict)  # the settings that it was made with
-    skipped: dict[str, str] = field(default_factory=dict)  # names of the test sets that were not on disk, by split
 
     @classmethod
     def read(cls, path: Path, direction: tuple[str, str] | None = None) -> Corpus:
@@ -240,52 +229,54 @@ class Corpus:
                 f"{path / CORPUS}: no such file; scoring and translating need a data folder made by {WRITER}, "
                 f"or by {WRITER} custom for your own text"
             )
-        known = CorpusRecord.of(path)
-        pair = known.source, known.target
-        direction = direction or pair
-        if sorted(direction) != sorted(pair):
-            raise ValueError(
-                f"{path / CORPUS}: {' and '.join(pair)}, but the model translates {' to '.join(direction)}"
-            )
-        return cls(
-            path,
-            known.name if direction == pair else f"{known.name} {'-'.join(direction)}",
-            *direction,
-            "-".join(pair),
-            known.restore,
-            known.tokenizer(direction[1]),
-            known.forms()[direction[1]],
-            known.profile,
-            known.differences,
-            known.unverified_texts,
-            known.asked,
-            known.skipped,
-        )
+        record = CorpusRecord.of(path)
+        pair = record.source, record.target
+        source, target = direction or pair
+        if {source, target} != {*pair}:
+            raise ValueError(f"{path / CORPUS}: {' and '.join(pair)}, but the model translates {source} to {target}")
+        return cls(path, record, source, target, record.tokenizer(target))
+
+    @property
+    def pair(self) -> str:
+        """The languages as in the names of the files."""
+        return f"{self.record.source}-{self.record.target}"
+
+    @property
+    def name(self) -> str:
+        """The name of the corpus, and the direction of the model if that is not the one it was prepared for."""
+        return self.record.name + (f" {self.source}-{self.target}" if self.source != self.record.source else "")
+
+    @property
+    def form(self) -> TextForm:
+        return self.record.forms()[self.target]
 
     @property
     def post_process(self) -> str | None:
         """The value of --post-process for fairseq-generate."""
-        return self.restore.post_process
+        return self.record.restore.post_process
 
     def segmenter(self) -> Segmenter:
         """Return the subword model.
 
         Raises: ValueError if the folder does not contain one.
         """
-        if not self.restore.model:
+        if not (model := self.record.restore.model):
             raise ValueError(f"{self.path}: contains no subword model")
-        return Segmenter(self.restore.post_process, self.path / self.restore.model)
+        return Segmenter(self.post_process, self.path / model)
 
     def reference(self, subset: str) -> Path:
         return self.path / f"ref/{subset}.{self.target}"
 
     def references(self, subset: str) -> list[str]:
         """Return the reference text in the form that is scored."""
-        return [self.form.reference(line) for line in read_lines(self.reference(subset))]
+        form = self.form
+        return [form.reference(line) for line in read_lines(self.reference(subset))]
 
     def lengths(self, subset: str, language: str) -> list[int]:
         """Return the number of subwords, with </s>, of every binarised sentence; empty for raw or older formats."""
-        return sentence_lengths(self.path / f"{subset}.{self.pair}.{language}.idx")
+        file = self.path / f"{subset}.{self.pair}.{language}.idx"
+        found = _read_index(file) if file.is_file() else None
+        return [] if found is None else found[0].tolist()
 
     def blank_lines(self, subset: str) -> set[int]:
         """Return the indices of the source sentences that are blank, in the raw text or after segmentation."""
@@ -312,6 +303,7 @@ def check(data: Path, verify: bool = False) -> bool:
     """
     known = CorpusRecord.checked(data, verify) if (data / CORPUS).is_file() else None
     check_texts(data)
+    check_dictionaries(data)
     return known is not None and bool(known.sizes)
 
 
@@ -347,12 +339,6 @@ def check_texts(data: Path, subset: str | None = None) -> None:
             other, count = sides.setdefault(file.name.removesuffix(f"{language}.idx"), (file, len(lengths)))
             if count != len(lengths):
                 raise ValueError(f"{file}: {len(lengths):,} sentences, but {other.name} has {count:,}; {AGAIN}")
-
-
-def sentence_lengths(file: Path) -> list[int]:
-    """Return the number of tokens of every sentence in an .idx file; empty if there is none or its format is older."""
-    found = _read_index(file) if file.is_file() else None
-    return [] if found is None else list(map(int, found[0]))
 
 
 def require_subset(data: Path, subset: str, source: str, target: str) -> None:

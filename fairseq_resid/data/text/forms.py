@@ -20,6 +20,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Literal
 
 Form = Literal["plain", "moses", "escaped", "lowercased"]
@@ -55,32 +56,9 @@ def plain_words(subwords: Iterable[str]) -> list[str]:
 
 
 @lru_cache
-def _tokenizer(language: str) -> Any:
-    from sacremoses import MosesTokenizer
-
-    return MosesTokenizer(language)
-
-
-@lru_cache
-def _detokenizer(language: str) -> Any:
-    from sacremoses import MosesDetokenizer
-
-    return MosesDetokenizer(language)
-
-
-@lru_cache
-def _plain_normalizer(language: str) -> Any:
-    from sacremoses import MosesPunctNormalizer
-
-    return MosesPunctNormalizer(language)
-
-
-@lru_cache
-def _normalizer(language: str) -> Any:
-    from sacremoses import MosesPunctNormalizer
-
-    # This also removes soft hyphens, zero-width marks and similar characters.
-    return MosesPunctNormalizer(language, post_remove_control_chars=True)
+def _moses(tool: str, language: str, **settings: bool) -> Any:
+    """Return a tool of sacremoses; each is made once, because compiling its patterns takes time."""
+    return getattr(import_module("sacremoses"), f"Moses{tool}")(language, **settings)
 
 
 def escape(line: str) -> str:
@@ -126,13 +104,15 @@ class TextForm:
             line = unescape(line)
         if self.form == "lowercased":
             # One pattern of the normaliser, for a quotation mark after a full stop, needs the line end.
-            line = _plain_normalizer(self.language).normalize(f"{line}\n").lower()
-            line = _tokenizer(self.language).tokenize(line, return_str=True, escape=True)
+            line = _moses("PunctNormalizer", self.language).normalize(f"{line}\n").lower()
+            line = _moses("Tokenizer", self.language).tokenize(line, return_str=True, escape=True)
         if self.form == "moses":
             if self.normalize:
-                # The normaliser deletes non-printing characters, even if they separate two words.
-                line = _normalizer(self.language).normalize(line.replace("\t", " ").replace("\u200b", " "))
-            line = _tokenizer(self.language).tokenize(
+                # The normaliser deletes soft hyphens, zero-width marks and other non-printing characters, even if they
+                # separate two words.
+                normalizer = _moses("PunctNormalizer", self.language, post_remove_control_chars=True)
+                line = normalizer.normalize(line.replace("\t", " ").replace("\u200b", " "))
+            line = _moses("Tokenizer", self.language).tokenize(
                 line, return_str=True, escape=False, aggressive_dash_splits=self.split_hyphens
             )
         return WHITE_SPACE.sub(" ", line)
@@ -142,7 +122,7 @@ class TextForm:
         if self.form == "escaped":
             return escape(line)
         if self.form == "moses":
-            return _detokenizer(self.language).detokenize(line.split(), unescape=False)
+            return _moses("Detokenizer", self.language).detokenize(line.split(), unescape=False)
         return line
 
     def to_raw(self, line: str) -> str:
@@ -156,5 +136,5 @@ class TextForm:
     def plain(self, line: str) -> str:
         """Convert a line from the form that is scored to plain text without tokenisation or escapes."""
         if self.form in TOKENISED:
-            return _detokenizer(self.language).detokenize(unescape(line).split(), unescape=False)
+            return _moses("Detokenizer", self.language).detokenize(unescape(line).split(), unescape=False)
         return line

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import fields, replace
 
 from ... import records
 from ..fetch import RemoteFile
@@ -69,11 +69,6 @@ class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
         return sorted(self.parts.keys() - {*SPLITS}, key=number_of_test)
 
     @property
-    def evaluated(self) -> tuple[str, ...]:
-        """The splits for evaluation, whose text is never changed."""
-        return self.splits[1:]
-
-    @property
     def languages(self) -> tuple[str, str]:
         return self.source, self.target
 
@@ -81,6 +76,11 @@ class TextManifest(Struct, frozen=True, forbid_unknown_fields=True):
         """Return the file of a place, FILE or FILE/MEMBER."""
         name = place.split("/")[0]
         return replace(self.files.get(name, RemoteFile()), name=name)
+
+
+DEFAULTS = {item.name: item.default for item in fields(TextManifest)}
+# These fields, the raw texts, --limit and the skipped test sets determine the content of a data folder.
+SETTINGS = tuple(name for name in DEFAULTS if name not in ("parts", "facts", "text_bytes", "files"))
 
 
 def number_of_test(split: str) -> int:
@@ -92,9 +92,5 @@ def names() -> list[str]:
     return sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
 
 
-def read(path: Path) -> TextManifest:
-    """Read a manifest.
-
-    Raises: ValueError naming the file and the problem; OSError.
-    """
-    return records.read(path, TextManifest)
+def read(name: str) -> TextManifest:
+    return records.read(MANIFESTS / f"{name}.yaml", TextManifest)

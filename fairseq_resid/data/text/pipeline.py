@@ -22,65 +22,41 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import fields
-from msgspec.structs import replace as with_fields
+from msgspec import structs
 
-from ... import records
+from ...cli.machine import versions
 from ...cli.progress import Progress
 from ...console import say
-from ...files import read_lines, working_folder
+from ...files import read_lines
 from .. import preparing
 from . import checks, clean, disk, fairseq_preprocess, parallel, sources, subwords, summary, tokenise
 from . import folder as data_folder
 from .bleu import default_tokenizer, metric
 from .folder import CorpusRecord, Overlap, PairCounts, Restore, RoundTrip, SourceText, SubwordSettings, TextSettings
 from .forms import TOKENISED, TextForm
-from .manifest import TextManifest
+from .manifest import DEFAULTS, SETTINGS, TextManifest
 from .parallel import Sides
 from .resumable import FinishedStep, Step, Steps
 from .segmentation import FILES, Segmenter
 
-# The raw texts, these manifest fields, --limit and the skipped test sets determine the content of a data folder.
-SETTINGS = (
-    "name",
-    "source",
-    "target",
-    "vocab_size",
-    "form",
-    "plain_form",
-    "normalize",
-    "clean",
-    "max_pieces",
-    "max_ratio",
-    "deduplicate",
-    "split_hyphens",
-    "spm_normalizer",
-    "subwords",
-    "tokenize",
-    "vocab_from",
-    "profile",
-)
 # The settings that only matter with `clean`.
 LIMITS = ("max_pieces", "max_ratio")
 MARK = "text.json"  # a file that shows that a working folder is ours
 ACCEPTS = "use --allow-other-data to accept this"
+TOOLS = ("fairseq", "fairseq-fixed", "sacremoses", "sentencepiece", "subword-nmt")
 
 
 @dataclass(frozen=True)
-class TextOptions:
+class TextOptions(preparing.Options):
     """Options of the preparation that are not in the manifest.
 
-    verify: compare checksums of a finished data folder, not only file sizes
     show: list validation and test sentences that also occur in the training text
     vocab_from: the data folder whose subword model and dictionary are used; None: they are made from the training text
     """
 
-    source: sources.TextSourceOptions
-    out: Path
-    workers: int
+    workers: int = 1
     limit: int | None = None
     allow_low_ceiling: bool = False
-    verify: bool = False
     show: bool = False
     vocab_from: Path | None = None
 
@@ -91,6 +67,7 @@ class Job:
 
     settings: the settings that the data folder depends on; lock: file descriptor of the working folder's lock
     skipped: names of the test sets without files, by split; they are not in `manifest`
+    forms: the form of each language, known after extraction
     """
 
     manifest: TextManifest
@@ -98,7 +75,23 @@ class Job:
     texts: list[sources.Text]
     settings: dict[str, Any]
     lock: int
-    skipped: Mapping[str, str] = field(default_factory=dict)
+    skipped: Mapping[str, str]
+    forms: Mapping[str, TextForm] = field(default_factory=dict)
+
+    @property
+    def form(self) -> TextForm:
+        """The form of the target side."""
+        return self.forms[self.manifest.target]
+
+    @property
+    def tokenize(self) -> str:
+        """The name of sacrebleu's tokeniser for the target side: the manifest's, or that of its form and language.
+
+        Text that is released or published in tokenised form is scored on its own tokens, as in publications that use
+        it.
+        """
+        own_tokens = self.form.form in TOKENISED
+        return self.manifest.tokenize or ("none" if own_tokens else default_tokenizer(self.manifest.target))
 
     @property
     def dictionary(self) -> Path | None:
@@ -123,8 +116,8 @@ class Job:
             raise ValueError(f"{self.manifest.name}: {lost}")
 
 
-def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sources.Text] | None = None) -> bool:
-    """Make the data folder OUT; return False if it already contains exactly this corpus.
+def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sources.Text] | None = None) -> None:
+    """Make the data folder OUT, unless it already contains exactly this corpus.
 
     texts: the texts of the corpus; None: find or download them as described in the manifest
     Raises: ValueError for bad input, or if OUT contains a different corpus; ChildProcessError; OSError.
@@ -132,30 +125,28 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     out = options.out
     if "," in str(out):
         raise ValueError(f"--out {out}: must not contain a comma, at which fairseq-preprocess splits paths")
-    working_folder(out)  # raises before anything is downloaded
-    skipped = sources.absent_tests(manifest, options.source) if texts is None else {}
+    skipped = sources.absent_tests(manifest, options) if texts is None else {}
     for split, name in skipped.items():
-        folders = ", ".join(map(str, options.source.raw))
+        folders = ", ".join(map(str, options.raw))
         print(f"skipped: test set {split} ({name}): none of its files is in --raw {folders}", flush=True)
-    manifest = with_fields(
-        manifest, parts={split: manifest.parts[split] for split in manifest.parts if split not in skipped}
-    )
+    parts = {split: manifest.parts[split] for split in manifest.parts if split not in skipped}
+    manifest = structs.replace(manifest, parts=parts)
     settings = {**{name: getattr(manifest, name) for name in SETTINGS}, "limit": options.limit}
     settings["skipped"] = [*skipped] or None
     if not manifest.clean:
         settings |= dict.fromkeys(LIMITS)
-    if texts is None and options.source.raw:
-        texts = sources.find(manifest, options.source)
+    if texts is None and options.raw:
+        texts = sources.find(manifest, options)
 
     def make(work: Path, lock: int) -> Path:
-        if not options.source.mirror:  # whose files may be smaller than the released ones
-            disk.check(manifest, options.source, out, options.limit, texts)
-        found = sources.find(manifest, options.source) if texts is None else texts
+        if not options.mirror:  # whose files may be smaller than the released ones
+            disk.check(manifest, options, options.limit, texts)
+        found = sources.find(manifest, options) if texts is None else texts
         return run(Job(manifest, options, found, settings, lock, skipped), work) / "data"
 
     if preparing.made(out, MARK, {"name": manifest.name, "limit": options.limit}, make, refuses=True):
         summary.show_result(out, options.show)
-        return True
+        return
     record = _check_same(out, settings, texts or [])
     sizes_known = data_folder.check(out, options.verify)
     summary.show_differences(record)
@@ -165,7 +156,6 @@ def prepare_data(manifest: TextManifest, options: TextOptions, texts: list[sourc
     if not (sizes_known or options.verify):
         checked = "sizes not recorded by the earlier version that made it; use --verify to compare checksums"
     say(f"{out}: already contains this corpus ({checked})")
-    return False
 
 
 def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) -> CorpusRecord:
@@ -173,32 +163,22 @@ def _check_same(out: Path, settings: dict[str, Any], texts: list[sources.Text]) 
 
     Raises: ValueError if OUT was made with different settings, or from different texts.
     """
-    record = records.remembered(out / data_folder.CORPUS, CorpusRecord)
-    sums = {label: text.file_sha256 for label, text in record.texts.items()} if record else {}
-    if record is None or not record.asked or None in sums.values():
-        raise ValueError(
-            f"{out}: exists, but contains no corpus.json that this version can read; remove it or choose another --out"
-        )
+    record = preparing.finished(out, CorpusRecord)
     # An earlier version that lacked a setting behaved like today's default.
-    found = {**{item.name: item.default for item in fields(TextManifest) if item.name in SETTINGS}, **record.asked}
+    found = {**{name: DEFAULTS[name] for name in SETTINGS}, **record.asked}
     if "form" not in record.asked:
         is_plain = record.text.form == "plain"
         found["form"] = settings["form"] if is_plain == (settings["form"] == "plain") else record.text.form
     if not found["clean"]:
         found |= dict.fromkeys(LIMITS)
-    if differing := [key for key in settings if found.get(key) != settings[key]]:
-        changes = ", ".join(f"{key} is {shown(found.get(key))}, not {shown(settings[key])}" for key in differing)
-        raise ValueError(f"{out}: contains a different corpus ({changes}); choose another --out")
+    preparing.check_settings(out, "a different corpus", found, settings)
+    sums = {label: text.file_sha256 for label, text in record.texts.items()}
     if texts and (others := sums.keys() - {text.label for text in texts}):
         raise ValueError(f"{out}: contains a different corpus (it also has {min(others)}); choose another --out")
     for text in texts:
         if text.known.sha256 != sums.get(text.label):
             raise ValueError(f"{out}: contains a different corpus (not made from {text.file}); choose another --out")
     return record
-
-
-def shown(setting: Any) -> str:
-    return ", ".join(setting) if isinstance(setting, list) else str(setting)
 
 
 # ------------------------------------------------------------------------------------------------ results of the steps
@@ -303,9 +283,11 @@ def run(job: Job, work: Path) -> Path:
     ]
     steps = Steps(work, [step for step in declared if not unused.get(step.name)])
     extracted = steps.run("extract", Extracted, lambda folder: extract(job, folder))
-    refuse_other_text(job, extracted.result)  # even if an earlier run accepted it
-    form_of_target = forms(job, extracted.result)[manifest.target]
-    metric(bleu_tokenize(manifest, form_of_target))  # names a missing package before hours of work
+    texts, differences = source_texts(job, extracted.result)
+    if differences and not job.options.allow_other:  # even if an earlier run accepted them
+        raise ValueError(f"not the corpus {manifest.name}: {'; '.join(differences)} ({ACCEPTS})")
+    job = replace(job, forms=forms(manifest, extracted.result))
+    metric(job.tokenize)  # names a missing package before hours of work
     tokenised = steps.run("tokenise", Kept, lambda folder: tokenise_text(job, extracted, folder))
     training = tokenised
     if manifest.deduplicate:
@@ -315,17 +297,9 @@ def run(job: Job, work: Path) -> Path:
     else:
         learned = steps.run("learn", Learned, lambda folder: learn(job, training, folder))
         model = learned.folder / FILES[manifest.subwords]
-    encoded = steps.run(
-        "encode", Encoded, lambda folder: encode(job, form_of_target, tokenised, training, model, folder)
-    )
-    record = corpus_record(
-        job, form_of_target, extracted.result, tokenised.result, training.result, encoded.result, model.name
-    )
-    return steps.run(
-        "binarise",
-        Binarised,
-        lambda folder: binarise_text(job, record, encoded.folder, encoded.folder / model.name, folder),
-    ).folder
+    encoded = steps.run("encode", Encoded, lambda folder: encode(job, tokenised, training, model, folder))
+    record = corpus_record(job, texts, differences, tokenised.result, training.result, encoded.result)
+    return steps.run("binarise", Binarised, lambda folder: binarise_text(job, record, encoded.folder, folder)).folder
 
 
 def extract(job: Job, folder: Path) -> Extracted:
@@ -345,67 +319,58 @@ def extract(job: Job, folder: Path) -> Extracted:
         left, right = found[source.label].lines, found[target.label].lines
         parallel.check_equal((paths[source.label], paths[target.label]), left, right)
         pairs[source.split][source.part.name] = left
-    for text in job.texts:
-        if text.split != "train":
-            _check_evaluation_text(paths[text.label])
+    # Validation and test text is never changed, so it must be usable.
+    for path in (paths[text.label] for text in job.texts if text.split != "train"):
+        with path.open("rb") as file:
+            if file.read(3) == parallel.BYTE_ORDER_MARK:
+                raise ValueError(
+                    f"{path}: begins with a byte-order mark, which is not removed from validation and test text; "
+                    "remove it"
+                )
+        for number, line in enumerate(read_lines(path), start=1):
+            if len(line) > clean.MAX_CHARACTERS:
+                raise ValueError(f"{path}:{number}: {tokenise.PROBLEMS['too_long']}")
     return Extracted(found, pairs)
-
-
-def _check_evaluation_text(path: Path) -> None:
-    """Raise ValueError naming the file if a validation or test text, which is never changed, is unusable."""
-    with path.open("rb") as file:
-        if file.read(3) == parallel.BYTE_ORDER_MARK:
-            raise ValueError(
-                f"{path}: begins with a byte-order mark, which is not removed from validation and test text; remove it"
-            )
-    for number, line in enumerate(read_lines(path), start=1):
-        if len(line) > clean.MAX_CHARACTERS:
-            raise ValueError(f"{path}:{number}: {tokenise.PROBLEMS['too_long']}")
 
 
 def tokenise_text(job: Job, extracted: FinishedStep[Extracted], folder: Path) -> Kept:
     """Convert all text to the form that is segmented into subwords; also keep the original validation and test text."""
-    by_language = forms(job, extracted.result)
-    source, target = (by_language[language] for language in job.manifest.languages)
+    source, target = (job.forms[language] for language in job.manifest.languages)
     counts = {}
     (folder / "ref").mkdir()
     for split in job.manifest.splits:
-        raw, is_train = _raw(job, extracted, split), split == "train"
+        # A text that needed no extraction may have been moved since its lines were counted, so use its current path.
+        files = [
+            extracted.folder / name if (name := extracted.result.texts[text.label].file) else text.file
+            for text in job.texts
+            if text.split == split
+        ]
+        raw, outputs = list(zip(files[::2], files[1::2], strict=True)), job.sides(folder, split)
+        cleaned = job.manifest.clean and split == "train"
         counts[split] = tokenise.tokenise(
-            f"tokenise {split}",
-            raw,
-            job.sides(folder, split),
-            (source, target),
-            job.manifest.clean and is_train,
-            job.options.workers,
+            f"tokenise {split}", raw, outputs, (source, target), cleaned, job.options.workers
         )
         job.check_left(split, counts[split])
-        if is_train:
+        if split == "train":
             continue
-        for path, files in zip(job.sides(folder / "ref", split), zip(*raw, strict=True), strict=True):
+        for path, parts in zip(job.sides(folder / "ref", split), zip(*raw, strict=True), strict=True):
             with path.open("wb") as reference:
-                for content in map(Path.read_bytes, files):
+                for content in map(Path.read_bytes, parts):
                     reference.write(content if content.endswith(b"\n") else content + b"\n")
     return Kept(counts)
 
 
-def _raw(job: Job, extracted: FinishedStep[Extracted], split: str) -> list[Sides]:
-    """Return the raw texts of a split, part by part."""
-    # A text that needed no extraction may have been moved since its lines were counted, so use its current path.
-    files = [
-        extracted.folder / name if (name := extracted.result.texts[text.label].file) else text.file
-        for text in job.texts
-        if text.split == split
-    ]
-    return list(zip(files[::2], files[1::2], strict=True))
-
-
-def forms(job: Job, extracted: Extracted) -> dict[str, TextForm]:
+def forms(manifest: TextManifest, extracted: Extracted) -> dict[str, TextForm]:
     """Return the text form of each language."""
-    manifest = job.manifest
     form, normalize, split_hyphens = manifest.form, manifest.normalize, manifest.split_hyphens
-    if form == "escaped" and sources.one_form(extracted.forms()) != "stanford":
-        form = manifest.plain_form
+    if form == "escaped":
+        examples = {found: label for label, found in extracted.forms().items()}
+        if len(examples) > 1:
+            mixed = ", ".join(f"{label} is {found}" for found, label in sorted(examples.items()))
+            raise ValueError(
+                f"--raw contains several releases of the corpus: {mixed}; all texts must come from the same release"
+            )
+        form = "escaped" if "stanford" in examples else manifest.plain_form
     if form == "escaped" and (normalize != "none" or split_hyphens):
         raise ValueError(
             f"{manifest.name}: Stanford's release is already tokenised; --profile fairseq and --normalize need plain "
@@ -430,13 +395,11 @@ def learn(job: Job, training: FinishedStep[Kept], folder: Path) -> Learned:
     return Learned(subwords.learn(kind, files, total, size, folder / FILES[kind], normalizer))
 
 
-def encode(
-    job: Job, form: TextForm, tokenised: FinishedStep[Kept], training: FinishedStep[Kept], model: Path, folder: Path
-) -> Encoded:
+def encode(job: Job, tokenised: FinishedStep[Kept], training: FinishedStep[Kept], model: Path, folder: Path) -> Encoded:
     """Segment all text into subwords, compute the best possible score, and find evaluation text in the training text.
 
-    form: the form of the target side; model: the learned model, whose restricted copy is written to `folder`, or the
-    model of another data folder, which is copied
+    model: the learned model, whose restricted copy is written to `folder`, or the model of another data folder, which
+    is copied
     """
     kind = job.manifest.subwords
     counts, tokens, known = {}, {}, set[str]()
@@ -459,33 +422,32 @@ def encode(
     shutil.copytree(tokenised.folder / "ref", folder / "ref")
     train, trips, evaluation = job.sides(folder, "train"), {}, {}
     normalise = subwords.normaliser(kind, job.manifest.spm_normalizer)
-    for split in job.manifest.evaluated:
+    for split in job.manifest.splits[1:]:
         evaluation[split] = job.sides(folder, split)
         (_, cut), (_, reference) = evaluation[split], job.sides(folder / "ref", split)
         trips[split] = checks.round_trip(
-            cut, reference, form, bleu_tokenize(job.manifest, form), Segmenter(kind, model), normalise, known
+            cut, reference, job.form, job.tokenize, Segmenter(kind, model), normalise, known
         )
     return Encoded(counts, tokens, trips, checks.overlap(train, evaluation, counts["train"].kept))
 
 
-def bleu_tokenize(manifest: TextManifest, form: TextForm) -> str:
-    """Return the name of sacrebleu's tokeniser for the target side: the manifest's, or that of its form and language.
-
-    Text that is released or published in tokenised form is scored on its own tokens, as in publications that use it.
-    """
-    return manifest.tokenize or ("none" if form.form in TOKENISED else default_tokenizer(form.language))
-
-
-def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folder: Path) -> Binarised:
-    """Run fairseq-preprocess and write corpus.json.
+def binarise_text(job: Job, record: CorpusRecord, text: Path, folder: Path) -> Binarised:
+    """Run fairseq-preprocess on the segmented text and write corpus.json.
 
     Raises: ValueError if even a perfect model would score badly, or if the counts are not the published ones.
     """
-    manifest, data = job.manifest, folder / "data"
+    manifest, data, model = job.manifest, folder / "data", FILES[job.manifest.subwords]
     cut = [label for label, source in record.texts.items() if source.lines == job.options.limit]
     is_cut = any(label.startswith("train ") for label in cut)
     checks.judge(manifest.name, record.round_trip, manifest.spm_normalizer, is_cut, job.options.allow_low_ceiling)
-    fairseq_preprocess.make(record, text, text / "ref", model, data, job.options.workers, job.lock, job.dictionary)
+    # Each side of every pair ends in </s>. The bytes per token follow fairseq's best_fitting_int_dtype.
+    tokens = sum(sum(record.tokens[split].values()) + 2 * lines.kept for split, lines in record.lines.items())
+    size = tokens * (2 if record.vocab_size < 65500 else 4)
+    fairseq_preprocess.preprocess(
+        text, data, *manifest.languages, record.lines, job.options.workers, size, job.lock, job.dictionary
+    )
+    shutil.copytree(text / "ref", data / "ref")
+    shutil.copyfile(text / model, data / model)
     facts = _facts(record, data) if manifest.facts else {}
     wrong = tuple(
         f"{fact} of {what}: {facts[fact][what]:,}; published: {count:,}"
@@ -493,58 +455,55 @@ def binarise_text(job: Job, record: CorpusRecord, text: Path, model: Path, folde
         for what, count in counts.items()
         if what not in job.skipped and facts[fact].get(what, 0) != count
     )
-    if wrong and not job.options.source.allow_other:
+    if wrong and not job.options.allow_other:
         raise ValueError(f"not the text of --profile {manifest.profile}: {'; '.join(wrong)} ({ACCEPTS})")
-    fairseq_preprocess.write_record(replace(record, facts=facts, differences=record.differences + wrong), data)
+    replace(record, facts=facts, differences=record.differences + wrong, tools=versions(TOOLS)).write(data)
     return Binarised(len(read_lines(data / f"dict.{manifest.source}.txt")))
 
 
 # ------------------------------------------------------------------------------------------------ corpus.json
 
 
-def judge(job: Job, text: sources.Text, extracted: ExtractedText) -> tuple[str, list[str]]:
-    """Return the status of a text, and its differences from the manifest.
+def source_texts(job: Job, extracted: Extracted) -> tuple[dict[str, SourceText], list[str]]:
+    """Return the texts by label, and their differences from the manifest.
 
     Status: "released" if verified by a checksum, "other" if the checksum or the line count is wrong, else "unverified".
     """
-    limit, expected = job.options.limit, text.part.lines
-    if expected is not None and limit is not None:
-        expected = min(expected, limit)
-    # The checksums in the manifest are those of the complete texts in Stanford's form.
-    digest = text.known.sha256 if text.is_ready else None if limit else extracted.sha256
-    known = text.part.sha256.get(text.language) if extracted.form == "stanford" and digest else None
-    differences = [f"{text.file.name}: {text.difference}"] if text.difference else []
-    if expected is not None and extracted.lines != expected:
-        differences.append(f"{text.split} {text.part.name} has {extracted.lines:,} pairs; expected {expected:,}")
-    if known and digest != known:
-        differences.append(f"{text.label} is not the released text (sha256 differs)")
-    if differences:
-        return "other", differences
-    return "released" if text.is_verified or known else "unverified", []
-
-
-def differences(job: Job, extracted: Extracted) -> list[str]:
-    found = (judge(job, text, extracted.texts[text.label])[1] for text in job.texts)
-    return list(dict.fromkeys(difference for some in found for difference in some))
-
-
-def refuse_other_text(job: Job, extracted: Extracted) -> None:
-    """Raise ValueError if the texts differ from the manifest, unless --allow-other-data is given."""
-    if (found := differences(job, extracted)) and not job.options.source.allow_other:
-        raise ValueError(f"not the corpus {job.manifest.name}: {'; '.join(found)} ({ACCEPTS})")
+    limit, texts, differences = job.options.limit, {}, dict[str, None]()
+    for text in job.texts:
+        found, expected, wrong = extracted.texts[text.label], text.part.lines, []
+        if expected is not None and limit is not None:
+            expected = min(expected, limit)
+        # The checksums in the manifest are those of the complete texts in Stanford's form.
+        digest = text.known.sha256 if text.is_ready else None if limit else found.sha256
+        known = text.part.sha256.get(text.language) if found.form == "stanford" and digest else None
+        if text.difference:
+            wrong.append(f"{text.file.name}: {text.difference}")
+        if expected is not None and found.lines != expected:
+            wrong.append(f"{text.split} {text.part.name} has {found.lines:,} pairs; expected {expected:,}")
+        if known and digest != known:
+            wrong.append(f"{text.label} is not the released text (sha256 differs)")
+        status = "other" if wrong else "released" if text.is_verified or known else "unverified"
+        # Only a checksum proves that this is the text from that URL.
+        urls = text.expected.urls if text.expected and status == "released" else ()
+        file = text.file.name, text.member, next(iter(urls), None), text.known.sha256
+        texts[text.label] = SourceText(*file, status, found.lines, found.sha256)
+        differences |= dict.fromkeys(wrong)
+    return texts, [*differences]
 
 
 def corpus_record(
-    job: Job, form: TextForm, extracted: Extracted, tokenised: Kept, training: Kept, encoded: Encoded, model: str
+    job: Job,
+    texts: dict[str, SourceText],
+    differences: list[str],
+    tokenised: Kept,
+    training: Kept,
+    encoded: Encoded,
 ) -> CorpusRecord:
-    """Return the part of corpus.json that is known before the text is binarised.
-
-    form: the form of the target side; model: file name of the subword model
-    """
-    manifest, limit = job.manifest, job.options.limit
+    """Return the part of corpus.json that is known before the text is binarised."""
+    manifest, limit, form = job.manifest, job.options.limit, job.form
     dropped = {split: dict(counts.dropped) for split, counts in tokenised.pairs.items()}
     dropped["train"] |= training.pairs["train"].dropped
-    texts = {text.label: _source(job, text, extracted.texts[text.label]) for text in job.texts}
     limited = f"only the first {limit:,} pairs of each text are used (--limit {limit})" if limit else ""
     is_cut = any(text.lines == limit for text in texts.values())
     # The user's own corpus has no release to compare with.
@@ -556,7 +515,7 @@ def corpus_record(
         vocab_size=manifest.vocab_size,
         asked=job.settings,
         texts=texts,
-        differences=(*differences(job, extracted), *([limited] if is_cut else [])),
+        differences=(*differences, *([limited] if is_cut else [])),
         unverified=tuple(unverified),
         skipped=dict(job.skipped),
         lines={
@@ -572,17 +531,10 @@ def corpus_record(
         subwords=SubwordSettings(
             normalizer=manifest.spm_normalizer if manifest.subwords == "sentencepiece" else "none"
         ),
-        restore=Restore(manifest.subwords, model),
+        restore=Restore(manifest.subwords, FILES[manifest.subwords]),
         profile=manifest.profile,
-        bleu_tokenize=bleu_tokenize(manifest, form),
+        bleu_tokenize=job.tokenize,
     )
-
-
-def _source(job: Job, text: sources.Text, extracted: ExtractedText) -> SourceText:
-    status, _ = judge(job, text, extracted)
-    # Only a checksum proves that this is the text from that URL.
-    origin = text.address if status == "released" else None
-    return SourceText(text.file.name, text.member, origin, text.known.sha256, status, extracted.lines, extracted.sha256)
 
 
 def _facts(record: CorpusRecord, data: Path) -> dict[str, dict[str, int]]:

@@ -15,11 +15,10 @@ from typing import Any, get_args
 from msgspec.structs import replace
 
 from ... import records
-from ...cli.frame import command
+from ...cli.frame import command, integer
 from .. import preparing
-from . import custom, flags, sources
+from . import custom, flags
 from . import manifest as manifests
-from .fingerprints import Fingerprints
 from .forms import Normalize
 from .pipeline import TextOptions, prepare_data
 
@@ -45,21 +44,18 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     add("name", choices=manifests.names(), help="the corpus")
     preparing.add_source_flags(parser, "folder with texts or archives on disk; may be repeated", "every file")
     preparing.add_folder_flags(parser, "checksums and line counts", "data-bin/NAME")
-    add("--limit", type=int, metavar="N", help="use only the first N pairs of every text, for a quick trial")
+    add("--limit", type=integer(1), metavar="N", help="use only the first N pairs of every text, for a quick trial")
     add(
         "--profile",
         choices=(*TOOLKITS, "published"),
         help="prepare the text as in another toolkit (form, cleaning, vocabulary); published: exactly the text of a "
         f"publication ({', '.join(PUBLISHED)})",
     )
-    add("--vocab-size", type=int, metavar="N", help="number of subwords of the joint BPE")
+    add("--vocab-size", type=integer(1), metavar="N", help="number of subwords of the joint BPE")
     add("--normalize", choices=get_args(Normalize), help="sides to apply Moses punctuation normalisation to")
     flags.add(parser)
     args = parser.parse_args(argv)
-    flags.check_positive(parser, args, "workers", "limit", "vocab_size", "max_pieces")
-    if args.out is not None and not args.out.name:
-        parser.error(f"--out {args.out}: must be a new folder")
-    manifest = manifests.read(manifests.MANIFESTS / f"{args.name}.yaml")
+    manifest = manifests.read(args.name)
     given = flags.settings(args)
     if args.profile == "published":
         check_published(args, given)
@@ -70,17 +66,8 @@ def prepare(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None
     if manifest.normalize != "none" and manifest.form == "plain":
         raise ValueError(f"--normalize {manifest.normalize}: has no effect, because {args.name} is not tokenised here")
     flags.check_limits(manifest, given)
-    source = sources.TextSourceOptions(
-        tuple(args.raw),
-        args.mirror,
-        args.downloads,
-        args.allow_other_data,
-        Fingerprints(None if args.verify else args.downloads / "fingerprints.json"),
-    )
-    out = args.out or Path("data-bin") / (f"{args.name}-{manifest.profile}" if manifest.profile else args.name)
-    prepare_data(
-        manifest, TextOptions(source, out, args.workers, args.limit, args.allow_low_ceiling, args.verify, args.show)
-    )
+    args.out = args.out or Path("data-bin") / (f"{args.name}-{manifest.profile}" if manifest.profile else args.name)
+    prepare_data(manifest, TextOptions.of(args))
 
 
 def check_published(args: argparse.Namespace, given: Mapping[str, Any]) -> None:

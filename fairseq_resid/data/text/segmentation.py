@@ -8,7 +8,7 @@ The kinds of models are named like the values of fairseq's --post-process:
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +42,6 @@ class Segmenter:
         if self.kind == "sentencepiece":
             return subwords.replace(" ", "").replace("\u2581", " ").strip()
         return f"{subwords} ".replace("@@ ", "").rstrip()
-
-    def unused(self, used: Set[str]) -> set[int]:
-        """Return the numbers of the sentencepiece pieces of several characters that are not among the used ones."""
-        model = self._model
-        return {
-            number
-            for number in range(model.vocab_size())
-            if len(piece := model.id_to_piece(number)) > 1 and piece not in used
-            if not (model.is_control(number) or model.is_unknown(number))
-        }
 
 
 def _load_sentencepiece(model: Path) -> Any:

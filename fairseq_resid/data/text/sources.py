@@ -13,7 +13,7 @@ import contextlib
 import re
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 from ...console import further_lines, say, with_lines
 from .. import extract
 from ..fetch import SILENCE, FetchError, Fingerprint, RemoteFile, fetch, problem, usable
+from ..preparing import Options
 from .fingerprints import Fingerprints
 from .manifest import Part, TextManifest
 
@@ -37,8 +38,7 @@ class Text:
     file: Path
     member: str | None
     known: Fingerprint  # of `file`
-    expected: RemoteFile | None = None  # size and checksums of `file` according to the manifest or sacrebleu
-    address: str | None = None  # where `expected` can be downloaded
+    expected: RemoteFile | None = None  # size, checksums and URLs of `file` according to the manifest or sacrebleu
 
     @property
     def name(self) -> str:
@@ -65,47 +65,27 @@ class Text:
         expected = self.expected
         return expected is not None and bool(expected.sha256 or expected.md5) and self.difference is None
 
-    def output(self, folder: Path) -> Path:
-        return folder / f"{self.split}.{self.part.name}.{self.language}"
+
+def downloaded_alternatives(part: Part, downloads: Path) -> list[int]:
+    """Return the numbers of the alternatives of a text whose files have all been downloaded."""
+    alternatives = enumerate(zip(*part.places.values(), strict=True))
+    return [
+        index for index, places in alternatives if all((downloads / place.split("/")[0]).is_file() for place in places)
+    ]
 
 
-@dataclass(frozen=True)
-class TextSourceOptions:
-    """Where to look for texts: --raw, else --mirror, else the URLs of the manifest and sacrebleu."""
-
-    raw: tuple[Path, ...]
-    mirror: str | None
-    downloads: Path
-    allow_other: bool
-    fingerprints: Fingerprints = field(default_factory=lambda: Fingerprints(None))
-
-    def sizes(self, manifest: TextManifest) -> dict[Path, int | None]:
-        """Return the files that a run without --raw uses, with their sizes (None if unknown).
-
-        The size comes from the file if it has been downloaded, else from the manifest.
-        """
-        used: dict[Path, int | None] = {}
-        for part in (part for split in manifest.splits for part in manifest.parts[split]):
-            # Choose as `_part` does: downloaded files, else the first.
-            indices = range(len(part.places[manifest.source]))
-            index = next((index for index in indices if _is_there(self, part, index)), 0)
-            for file in (manifest.file(places[index]) for places in part.places.values()):
-                path = self.downloads / file.name
-                used[path] = path.stat().st_size if path.is_file() else file.bytes or file.about
-        return used
-
-
-def find(manifest: TextManifest, options: TextSourceOptions) -> list[Text]:
+def find(manifest: TextManifest, options: Options) -> list[Text]:
     """Return both sides of every part, downloading them if necessary.
 
     Raises: ValueError naming a text that is in none of the --raw folders, or a file that is not the released one;
     FetchError.
     """
+    fingerprints = Fingerprints(None if options.verify else options.downloads / "fingerprints.json")
     texts = [
         text
         for split in manifest.splits
         for part in manifest.parts[split]
-        for text in _part(manifest, options, split, part)
+        for text in _part(manifest, options, fingerprints, split, part)
     ]
     wrong = dict.fromkeys(f"{text.file}: {text.difference}" for text in texts if text.difference)
     if wrong and not options.allow_other:
@@ -114,7 +94,7 @@ def find(manifest: TextManifest, options: TextSourceOptions) -> list[Text]:
     return texts
 
 
-def absent_tests(manifest: TextManifest, options: TextSourceOptions) -> dict[str, str]:
+def absent_tests(manifest: TextManifest, options: Options) -> dict[str, str]:
     """Return the names, by split, of further test sets without any file in the --raw folders.
 
     An incomplete test set is not included, because `find` reports its missing files. Without --raw the result is empty,
@@ -131,42 +111,28 @@ def absent_tests(manifest: TextManifest, options: TextSourceOptions) -> dict[str
     return absent
 
 
-def _part(manifest: TextManifest, options: TextSourceOptions, split: str, part: Part) -> list[Text]:
+def _part(manifest: TextManifest, options: Options, fingerprints: Fingerprints, split: str, part: Part) -> list[Text]:
     if options.raw:
-        return _on_disk(manifest, options, split, part)
-    # Earlier downloads come first, because a host that is temporarily down must not change the corpus.
-    indices = range(len(part.places[manifest.source]))
-    downloaded = [index for index in indices if _is_there(options, part, index)]
-    if part.sacrebleu and not (options.mirror or downloaded):
-        texts = _from_sacrebleu(manifest, options, split, part, part.sacrebleu)
-        if texts:
-            return texts
+        return _on_disk(manifest, options.raw, fingerprints, split, part)
+    there = downloaded_alternatives(part, options.downloads)
+    is_tried = part.sacrebleu and not (options.mirror or there)
+    if is_tried and (released := _from_sacrebleu(manifest, fingerprints, split, part)):
+        return released
     refusals: list[FetchError] = []
-    for index in [*downloaded, *(index for index in indices if index not in downloaded)]:
+    # Earlier downloads come first, because a host that is temporarily down must not change the corpus.
+    for index in dict.fromkeys([*there, *range(len(part.places[manifest.source]))]):
+        texts = []
         try:
-            return [_downloaded(manifest, options, split, part, language, index) for language in manifest.languages]
+            for language in manifest.languages:
+                place = part.places[language][index]
+                file = manifest.file(place)
+                known = fetch(file, options.downloads, options.mirror, options.allow_other)
+                texts.append(Text(split, part, language, options.downloads / file.name, _member(place), known, file))
+            return texts
         except FetchError as error:
             refusals.append(error)
     first, *others = refusals
     raise with_lines(first, [line for other in others for line in (str(other), *further_lines(other))])
-
-
-def _is_there(options: TextSourceOptions, part: Part, index: int) -> bool:
-    """Return whether the files of one alternative have been downloaded."""
-    return all((options.downloads / places[index].split("/")[0]).is_file() for places in part.places.values())
-
-
-def _downloaded(
-    manifest: TextManifest, options: TextSourceOptions, split: str, part: Part, language: str, index: int
-) -> Text:
-    place = part.places[language][index]
-    file = manifest.file(place)
-    known = fetch(file, options.downloads, options.mirror, options.allow_other)
-    return Text(split, part, language, options.downloads / file.name, _member(place), known, file, _address(file))
-
-
-def _address(file: RemoteFile) -> str | None:
-    return file.urls[0] if file.urls else None
 
 
 def _member(place: str) -> str | None:
@@ -185,31 +151,30 @@ def _candidates(place: str) -> list[tuple[str, str | None]]:
     return uncompressed + plain
 
 
-def _on_disk(manifest: TextManifest, options: TextSourceOptions, split: str, part: Part) -> list[Text]:
+def _on_disk(
+    manifest: TextManifest, raw: Sequence[Path], fingerprints: Fingerprints, split: str, part: Part
+) -> list[Text]:
     looked_for: list[str] = []
     for index in range(len(part.places[manifest.source])):
         found = {}
         for language in manifest.languages:
             candidates = _candidates(part.places[language][index])
             looked_for += [name for name, _ in candidates]
-            hits = [(folder / name, member) for folder in options.raw for name, member in candidates]
+            hits = [(folder / name, member) for folder in raw for name, member in candidates]
             if hit := next((hit for hit in hits if hit[0].is_file()), None):
                 found[language] = hit
         if len(found) == len(manifest.languages):
-            texts = []
-            for language, (file, member) in found.items():
-                known, expected = options.fingerprints.of(file), manifest.file(file.name)
-                texts.append(Text(split, part, language, file, member, known, expected, _address(expected)))
-            return texts
-    folders = ", ".join(map(str, options.raw))
+            return [
+                Text(split, part, language, file, member, fingerprints.of(file), manifest.file(file.name))
+                for language, (file, member) in found.items()
+            ]
+    folders = ", ".join(map(str, raw))
     raise ValueError(
         f"--raw {folders}: {split} text {part.name} not found: none of {', '.join(dict.fromkeys(looked_for))} exists"
     )
 
 
-def _from_sacrebleu(
-    manifest: TextManifest, options: TextSourceOptions, split: str, part: Part, test_set: str
-) -> list[Text] | None:
+def _from_sacrebleu(manifest: TextManifest, fingerprints: Fingerprints, split: str, part: Part) -> list[Text] | None:
     """Return the texts of a test set from the archive that sacrebleu downloads; None if the download fails.
 
     We read the archive instead of sacrebleu's plain text, which replaces every no-break space with a space: the
@@ -219,18 +184,18 @@ def _from_sacrebleu(
     from sacrebleu.utils import DATASETS
 
     pair = f"{manifest.source}-{manifest.target}"
-    origin = f"sacrebleu -t {test_set} -l {pair}"
+    origin = f"sacrebleu -t {part.sacrebleu} -l {pair}"
     say(f"{part.name}: {origin}")
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SILENCE)
     try:
-        dataset: Any = DATASETS[test_set]
+        dataset: Any = DATASETS[str(part.sacrebleu)]
         # sacrebleu prints messages, and exits the process on errors.
         with contextlib.redirect_stdout(None):
             dataset.maybe_download()
         file = Path(dataset._rawdir) / dataset._get_tarball_filename(dataset.data[0])
-        expected = RemoteFile(file.name, md5=dataset.md5[0])
-        known = options.fingerprints.of(file)
+        expected = RemoteFile(file.name, (origin,), md5=dataset.md5[0])
+        known = fingerprints.of(file)
         if wrong := problem(expected, known):
             raise ValueError(f"{file}: {wrong}")
         members = dataset.langpairs[pair]
@@ -240,7 +205,7 @@ def _from_sacrebleu(
     finally:
         socket.setdefaulttimeout(before)
     return [
-        Text(split, part, language, file, member, known, expected, origin)
+        Text(split, part, language, file, member, known, expected)
         for language, member in zip(manifest.languages, members, strict=True)
     ]
 
@@ -255,8 +220,7 @@ def extract_all(texts: Sequence[Text], folder: Path, limit: int | None) -> dict[
     known = {text.file: text.known for text in texts}
     folder.mkdir(parents=True, exist_ok=True)
     for text in texts:
-        output = text.output(folder)
-        paths[text.label] = output
+        output = paths[text.label] = folder / f"{text.split}.{text.part.name}.{text.language}"
         if text.is_ready and limit is None:
             paths[text.label] = text.file
         elif output.is_file():
@@ -282,17 +246,3 @@ def form_of(path: Path, name: str) -> str:
             attached += len(re.findall(rb"[^\W\d_][.,?!](?=\s|$)", line))
             detached += len(re.findall(rb"\s[.,?!](?=\s|$)", line))
     return "stanford" if detached > attached else "plain"
-
-
-def one_form(forms: dict[str, str]) -> str:
-    """Return the common form of all texts; `forms` maps the label of each text to its form.
-
-    Raises: ValueError naming one text of each form if they differ.
-    """
-    examples = {form: label for label, form in forms.items()}
-    if len(examples) > 1:
-        mixed = ", ".join(f"{label} is {form}" for form, label in sorted(examples.items()))
-        raise ValueError(
-            f"--raw contains several releases of the corpus: {mixed}; all texts must come from the same release"
-        )
-    return next(iter(examples))

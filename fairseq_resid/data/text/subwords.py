@@ -7,8 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Set
 from contextlib import redirect_stderr
-from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import import_module
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -217,39 +216,30 @@ def restrict(kind: str, model: Path, known: Set[str], output: Path) -> None:
     if kind == "sentencepiece":
         from sentencepiece.sentencepiece_model_pb2 import ModelProto  # type: ignore[attr-defined]
 
-        whole = ModelProto.FromString(content)
-        for number in Segmenter(kind, model).unused(known):
-            whole.pieces[number].type = ModelProto.SentencePiece.UNUSED
+        whole, types = ModelProto.FromString(content), ModelProto.SentencePiece
+        for piece in whole.pieces:
+            if piece.type == types.NORMAL and len(piece.piece) > 1 and piece.piece not in known:
+                piece.type = types.UNUSED
         content = whole.SerializeToString()
     output.write_bytes(content)
 
 
-@lru_cache(maxsize=1)
-def _segmenter(kind: str, model: Path) -> Segmenter:
-    """Return the model; each process loads it once."""
-    return Segmenter(kind, model)
+_segmenter = lru_cache(maxsize=1)(Segmenter)  # each process loads the model once
 
 
-@dataclass(frozen=True)
-class Encode:
-    """Encodes one shard."""
-
-    kind: str
-    model: Path
-    limits: clean.Limits | None
-
-    def __call__(self, shard: parallel.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
-        segmenter, pairs = _segmenter(self.kind, self.model), shard.pairs()
-        while some := list(islice(pairs, TOGETHER)):
-            sides = [
-                segmenter.encode([line.decode().rstrip("\n") for line in side]) for side in zip(*some, strict=True)
-            ]
-            for source, target in zip(*sides, strict=True):
-                reason = self.limits.reason(len(source), len(target)) if self.limits else None
-                counts.update(("in", reason or "out"))
-                if not reason:
-                    counts.update(source=len(source), target=len(target), half_empty=not (source and target))
-                    yield " ".join(plain_words(source)), " ".join(plain_words(target))
+def encode_shard(
+    kind: str, model: Path, limits: clean.Limits | None, shard: parallel.Shard, counts: Counter[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the pairs of a shard that are kept as subwords, and count all of them."""
+    segmenter, pairs = _segmenter(kind, model), shard.pairs()
+    while some := list(islice(pairs, TOGETHER)):
+        sides = [segmenter.encode([line.decode().rstrip("\n") for line in side]) for side in zip(*some, strict=True)]
+        for source, target in zip(*sides, strict=True):
+            reason = limits.reason(len(source), len(target)) if limits else None
+            counts.update(("in", reason or "out"))
+            if not reason:
+                counts.update(source=len(source), target=len(target), half_empty=not (source and target))
+                yield " ".join(plain_words(source)), " ".join(plain_words(target))
 
 
 def encode(
@@ -265,7 +255,7 @@ def encode(
 
     Returns: the numbers of pairs kept and dropped, and the number of subwords written for each side.
     """
-    counts = parallel.transform(what, [files], outputs, Encode(kind, model, limits), workers)
+    counts = parallel.transform(what, [files], outputs, partial(encode_shard, kind, model, limits), workers)
     reasons = clean.SUBWORD_REASONS if limits else ()
     pairs = PairCounts(
         counts["in"], counts["out"], {reason: counts[reason] for reason in reasons}, counts["half_empty"]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ...console import say
 from ...files import read_lines
+from .. import preparing
 from .folder import CorpusRecord
 
 # The fraction of a validation or test set that may also be in the training text without a warning.
@@ -64,7 +65,4 @@ def show_overlap(out: Path, record: CorpusRecord) -> None:
 def show_differences(record: CorpusRecord) -> None:
     if record.skipped:
         print(f"prepared without: {', '.join(f'{split} ({name})' for split, name in record.skipped.items())}")
-    for difference in record.differences:
-        say(f"not as released: {difference}")
-    if unverified := record.unverified_texts:
-        say(f"not verified (no known checksum): {', '.join(unverified)}")
+    preparing.show_differences(record)

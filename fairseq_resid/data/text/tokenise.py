@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from . import clean, parallel
@@ -21,31 +21,27 @@ PROBLEMS = {
 }
 
 
-@dataclass(frozen=True)
-class Tokenise:
-    """Tokenises one shard."""
-
-    forms: tuple[TextForm, TextForm]
-    cleaned: bool
-
-    def __call__(self, shard: parallel.Shard, counts: Counter[str]) -> Iterator[tuple[str, str]]:
-        for number, raw in enumerate(shard.pairs(), start=shard.first):
-            counts["in"] += 1
-            decoded = [clean.decode(line) for line in raw]
-            reason = next((reason for _, reason in decoded if reason), None)
-            if reason and not self.cleaned:
-                file = shard.files[0 if decoded[0][1] else 1]
-                raise ValueError(f"{file}:{number}: {PROBLEMS[reason]}; --clean drops such pairs")
-            pair = (decoded[0][0], decoded[1][0])
-            reason = reason or (clean.raw_reason(*pair) if self.cleaned else None)
-            if not reason:
-                # sentencepiece treats the remaining control characters as spaces. Line feeds are replaced below,
-                # because a line must remain a single line.
-                pair = (self.forms[0].to_model(pair[0]), self.forms[1].to_model(pair[1]))
-                reason = clean.text_reason(*pair) if self.cleaned else None
-            counts[reason or "out"] += 1
-            if not reason:
-                yield pair[0].replace("\n", " "), pair[1].replace("\n", " ")
+def tokenise_shard(
+    forms: tuple[TextForm, TextForm], cleaned: bool, shard: parallel.Shard, counts: Counter[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the tokenised pairs of a shard that are kept, and count all of them."""
+    for number, raw in enumerate(shard.pairs(), start=shard.first):
+        counts["in"] += 1
+        decoded = [clean.decode(line) for line in raw]
+        reason = next((reason for _, reason in decoded if reason), None)
+        if reason and not cleaned:
+            file = shard.files[0 if decoded[0][1] else 1]
+            raise ValueError(f"{file}:{number}: {PROBLEMS[reason]}; --clean drops such pairs")
+        pair = (decoded[0][0], decoded[1][0])
+        reason = reason or (clean.raw_reason(*pair) if cleaned else None)
+        if not reason:
+            # sentencepiece treats the remaining control characters as spaces. Line feeds are replaced below,
+            # because a line must remain a single line.
+            pair = (forms[0].to_model(pair[0]), forms[1].to_model(pair[1]))
+            reason = clean.text_reason(*pair) if cleaned else None
+        counts[reason or "out"] += 1
+        if not reason:
+            yield pair[0].replace("\n", " "), pair[1].replace("\n", " ")
 
 
 def tokenise(
@@ -60,6 +56,6 @@ def tokenise(
 
     Raises: ValueError naming the file and line of unusable text, if cleaning is off.
     """
-    counts = parallel.transform(what, texts, outputs, Tokenise(forms, cleaned), workers)
+    counts = parallel.transform(what, texts, outputs, partial(tokenise_shard, forms, cleaned), workers)
     reasons = clean.RAW_REASONS if cleaned else ()
     return PairCounts(counts["in"], counts["out"], {reason: counts[reason] for reason in reasons})
