@@ -1,8 +1,9 @@
-"""Print text, and escape it for Markdown.
+"""Print text, and escape what comes from files and folders.
 
-say          print lines at once, because fairseq's commands write to the same output
+printable    on one line, without control characters
+say          print such lines at once, because fairseq's commands write to the same output
 with_lines   an error with additional lines, such as the end of a log
-markdown     text in a Markdown page
+markdown     in a Markdown page, as plain text; code: as a code span
 signed       a difference with its sign
 """
 
@@ -14,11 +15,18 @@ from typing import TextIO, TypeVar
 
 Error = TypeVar("Error", bound=BaseException)
 
+# Control characters except tabs, and lone surrogates: Python's representation of bytes that are not UTF-8.
+CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Markdown syntax: brackets only where they form a link, underscores only outside words.
 MARKUP = re.compile(r"[\\`*~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)")
 # Characters that can start a tag or an entity.
 HTML = re.compile(r"<(?=[\w/!?])|&(?=#?\w+;)")
 ENTITIES = {"&": "&amp;", "<": "&lt;"}
+
+
+def printable(text: object) -> str:
+    """Escape control characters and lone surrogates; the escape character, for example, becomes \\x1b."""
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], str(text))
 
 
 def signed(value: float, digits: int) -> str:
@@ -31,7 +39,7 @@ def signed(value: float, digits: int) -> str:
 
 
 def say(*lines: object, file: TextIO | None = None) -> None:
-    print(*lines, sep="\n", file=file, flush=True)
+    print(*map(printable, lines), sep="\n", file=file, flush=True)
 
 
 def with_lines(error: Error, lines: Iterable[str]) -> Error:
@@ -53,6 +61,10 @@ def markdown(text: object, in_table: bool = False) -> str:
 
     in_table: for a table cell
     """
-    shown = MARKUP.sub(lambda match: f"\\{match[0]}", str(text).replace("\n", " "))
+    shown = MARKUP.sub(lambda match: f"\\{match[0]}", printable(text))
     shown = HTML.sub(lambda match: ENTITIES[match[0]], shown)
     return shown.replace("|", "\\|") if in_table else shown
+
+
+def code(text: object) -> str:
+    return f"`{printable(text)}`"

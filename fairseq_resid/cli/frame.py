@@ -38,6 +38,10 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
     """
 
     def decorate(work: Work) -> Callable[..., int]:
+        if work.__module__ == "__main__" and (spec := sys.modules["__main__"].__spec__):
+            print(f"python -m {spec.name}: removed in version 1.0; use fairseq-resid {name}", file=sys.stderr)
+            sys.exit(2)
+
         @functools.wraps(work)
         def main(argv: Sequence[str] | None = None) -> int:
             parser = argparse.ArgumentParser(prog=f"fairseq-resid {name}", description=description, **settings)

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 # Loggers, with the level up to which they are silenced. The comments say what they would log.
 LOGGERS = {
+    "fairseq.tasks.text_to_speech": logging.INFO,  # advice to install tensorboardX, which we do not need
     "fairseq.tasks.fairseq_task": logging.INFO,  # sizes of datasets and batches
     "fairseq.tasks.translation": logging.INFO,  # dictionaries
     "fairseq.data.data_utils": logging.INFO,  # the file that a dataset is loaded from

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..cli import frame
 from ..cli.progress import clock
-from ..console import markdown
+from ..console import code, markdown
 from ..runs.run import EVALUATE, Hardware, Results, Run, RunRecord
 from ..runs.training_log import TrainingSummary
 from ..scoring.task import NLL
@@ -55,12 +55,12 @@ def facts(run: Run, record: RunRecord | None, subsets: Sequence[Results]) -> lis
         return found if len(set(found.values())) > 1 else {name: text(results)}
 
     lines = {
-        "architecture": f"`{results.architecture}`, {results.parameters:,} parameters",
-        "data": f"{markdown(results.corpus)}, `{results.data}`",
+        "architecture": f"{code(results.architecture)}, {results.parameters:,} parameters",
+        "data": f"{markdown(results.corpus)}, {code(results.data)}",
         "not as released": markdown("; ".join(results.not_as_released)),
         "not verified": markdown(", ".join(results.unverified)),
         "preparation": markdown(prepared(results.preparation)),
-        "command": f"`{shlex.join(record.command)}`" if record else "not recorded",
+        "command": code(shlex.join(record.command)) if record else "not recorded",
         "effective batch": markdown(f"{amount(plan['effective batch'])} {plan['unit']} on {plan['devices']}")
         if {"effective batch", "unit", "devices"} <= plan.keys()
         else "",
@@ -77,7 +77,7 @@ def facts(run: Run, record: RunRecord | None, subsets: Sequence[Results]) -> lis
         **by_subset(
             "decoding", lambda one: markdown(", ".join(f"{name} {value}" for name, value in one.decoding.items()))
         ),
-        "log": f"`{run.train_log}`" if run.train_log.is_file() else "",
+        "log": code(run.train_log) if run.train_log.is_file() else "",
     }
     return [f"## {markdown(run.name)}", "", *(f"- {name}: {value}" for name, value in lines.items() if value)]
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..console import markdown as escaped
+from ..console import printable
 from ..data.text.bleu import TOKENIZERS
 
 Rows = Sequence[Sequence[str]]
@@ -48,11 +49,11 @@ def show(headings: Sequence[str], rows: Rows, notes: Sequence[str], console: Con
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="left" if index < LEFT else "right", overflow="fold")
     for cells in rows:
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(printable(cell)) for cell in cells))
     if not console.is_terminal:
         console.width = max(
             console.width, table.__rich_measure__(console, console.options.update(width=10_000)).maximum
         )
     console.print(table)
     for line in notes:
-        console.print(Text(line), soft_wrap=True)
+        console.print(Text(printable(line)), soft_wrap=True)

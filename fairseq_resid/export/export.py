@@ -22,7 +22,7 @@ from typing import Any
 from .. import records
 from ..cli import frame
 from ..connections import sites
-from ..console import say
+from ..console import code, say
 from ..data.text.folder import CORPUS, CorpusRecord
 from ..fairseq_patches import load_checkpoint
 from ..fairseq_patches.dictionaries import add_flag
@@ -108,7 +108,7 @@ def export(
         proof = prove(loaded, load(partial), record)
         records.write(partial / RECORD, replace(record, proof=proof))
         readme = README.format(
-            run=f"`{run.name}`",
+            run=code(run.name),
             engine=engine,
             checkpoint=file.name,
             package=ENGINES[engine],

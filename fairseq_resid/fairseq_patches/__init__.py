@@ -10,7 +10,16 @@ from .command_line import change_flags, quiet_root_logger, refuse_code_in_flags,
 from .data import allow_hyphens_in_languages, keep_batches_on_resume, keep_last_batch, keep_place_on_other_devices
 from .dictionaries import remember_dictionaries
 from .errors import UserError
-from .loading import check_ensembles, check_finite, check_resumed, load_checkpoint, load_weights_only, naming
+from .loading import (
+    check_ensembles,
+    check_finite,
+    check_resumed,
+    load_checkpoint,
+    load_weights_only,
+    name_missing_folders,
+    naming,
+)
+from .misfits import name_misfits
 from .model import BETTER_TRANSFORMER_COPIES, close_better_transformer_path
 from .processes import compare_processes, send_checkpoints
 from .stopping import remember_patience, save_when_stopped
@@ -35,6 +44,8 @@ def apply() -> None:
     """Apply every patch. Call it once: fairseq imports a user-dir only once."""
     refuse_hydra_train()
     load_weights_only()
+    name_misfits()
+    name_missing_folders()
     check_ensembles()
     check_resumed()
     remember_dictionaries()

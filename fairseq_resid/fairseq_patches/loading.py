@@ -216,6 +216,20 @@ def load_weights_only() -> None:
             return state
 
 
+def name_missing_folders() -> None:
+    """Name a missing folder that is passed to from_pretrained.
+
+    fairseq logs it at level INFO, returns None, and then fails in os.path.join.
+    """
+    from fairseq import file_utils
+
+    @wrap(file_utils)
+    def load_archive_file(original, archive_file):
+        if (found := original(archive_file)) is None:
+            raise UserError(f"{archive_file}: no such file or folder")
+        return found
+
+
 def check_ensembles() -> None:
     """Refuse models of other dictionaries, with which every word would have the embedding of another one."""
     from fairseq import checkpoint_utils, models
@@ -244,7 +258,7 @@ def check_resumed() -> None:
 
     fairseq compares only names and shapes, so with a reused --save-dir, it would continue one structure as another.
     If the optimizer is reset, as by --finetune-from-model, another structure may be intended, and a warning is logged.
-    Trainer.load_checkpoint also starts from scratch if the path is a folder, and replaces every error of
+    Trainer.load_checkpoint also starts from scratch if the path is not a regular file, and replaces every error of
     load_state_dict with "please ensure that the architectures match".
     """
     from fairseq.trainer import Trainer
@@ -265,8 +279,8 @@ def check_resumed() -> None:
                 )
             logger.warning("%s: trained with %s; its weights are now used with %s", filename, theirs, own)
 
-        if os.path.isdir(filename):
-            raise UserError(f"{filename}: is a folder; must be a checkpoint")
+        if os.path.lexists(filename) and not os.path.isfile(filename):
+            raise UserError(f"{filename}: cannot be loaded: not a regular file")
         with naming(filename), _checking(check):
             try:
                 return original(self, filename, reset_optimizer, *args, **kwargs)

@@ -171,8 +171,8 @@ class Structured:
 
         Translation models also accept a checkpoint of stock `transformer` with the same parameters.
 
-        Raises: UserError naming a tensor with another kind of dtype; torch's RuntimeError naming the tensors that are
-        missing or unexpected, or have another shape.
+        Raises: UserError naming the cause, such as another size, and the first tensor that is missing or unexpected, or
+        has a different shape or kind of dtype.
         """
         for name, own in self.state_dict().items():  # type: ignore[attr-defined]
             theirs = state_dict.get(name, own)

@@ -5,6 +5,7 @@ After a line `[evaluate]`, a recipe can set flags of `fairseq-resid evaluate` fo
 
 from __future__ import annotations
 
+import difflib
 import re
 import shlex
 from pathlib import Path
@@ -35,7 +36,9 @@ def _sections(name: str) -> tuple[list[str], list[str]]:
     """
     path = available().get(name, Path(name))
     if not path.is_file():
-        raise ValueError(f"{name}: no such recipe or file; choose one of {', '.join(available())}, or a file of flags")
+        near = difflib.get_close_matches(name, available(), n=1)
+        meant = f"did you mean {near[0]}? Otherwise choose one of" if near else "choose one of"
+        raise ValueError(f"{name}: no such recipe or file; {meant} {', '.join(available())}, or a file of flags")
     lines = read_lines(path)
     try:
         # Accept what a shell or an editor may produce: a byte order mark, continued lines, and comments that start

@@ -140,3 +140,8 @@ def test_console_command_lists_every_command() -> None:
         assert callable(import_module(f"fairseq_resid.{module}").main)
     done = subprocess.run([sys.executable, "-m", "fairseq_resid"], capture_output=True, text=True)
     assert done.returncode == 0 and set(console.COMMANDS) <= set(done.stdout.split())
+
+
+def test_module_of_a_command_names_the_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "fairseq_resid.evaluation.card"], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.endswith("use fairseq-resid card\n")

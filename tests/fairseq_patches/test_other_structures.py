@@ -40,15 +40,6 @@ def test_resuming_as_another_structure_is_an_error(before: str, now: str, train:
     assert last.read_bytes() == content
 
 
-def test_training_names_the_file_and_tensors_that_do_not_fit(
-    sas_checkpoint: Path, train: Command, tmp_path: Path
-) -> None:
-    refused = train(tmp_path, "--residual", "post_ln", "--finetune-from-model", sas_checkpoint, check=False)
-    assert refused.code == 1
-    assert refused.error.startswith(f"fairseq_resid: error: {sas_checkpoint}: cannot be loaded: RuntimeError: Error(s)")
-    assert 'Unexpected key(s) in state_dict: "encoder.layers.0.self_attn_residual.' in refused.error
-
-
 def test_norm_without_effect_is_ignored_when_a_run_resumes(train: Command, tmp_path: Path) -> None:
     """Version 1.0.0 accepted --norm for structures without a norm."""
     train(tmp_path, "--residual", "xskip")

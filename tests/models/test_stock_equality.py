@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fairseq_resid.fairseq_patches import UserError
 from support.models import (
     COPIES,
     COPY,
@@ -126,14 +127,15 @@ SITE = "encoder.layers.0.self_attn_residual"
 @pytest.mark.parametrize(
     ("theirs", "ours", "cause"),
     [
-        ({}, {"residual": "sas"}, f'Missing key.* "{SITE}.gate.hidden_weight", '),
-        (PRE, {"residual": "post_ln"}, 'Unexpected key.* "encoder.layer_norm.weight", '),
+        ({}, {"residual": "sas"}, f"the checkpoint lacks {SITE}.gate.hidden_weight (40 such tensors)"),
+        (PRE, {"residual": "post_ln"}, "the model lacks encoder.layer_norm.weight (4 such tensors)"),
     ],
     ids=str,
 )
 def test_mismatched_stock_checkpoint_is_refused(theirs, ours, cause):
-    with pytest.raises(RuntimeError, match=cause):
+    with pytest.raises(UserError) as error:
         build(**ours).load_state_dict(copied(stock(**theirs)))
+    assert str(error.value) == f"the checkpoint does not fit --residual {ours['residual']}: {cause}"
 
 
 # --- layers compared with fairseq's ---------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def test_recipe_with_unclosed_quote_is_reported(fake_train: Path, capsys: Captur
 def test_unknown_recipe_error_lists_recipes(fake_train: Path, capsys: Capture) -> None:
     assert launch.main(["quikstart", "--arch", "transformer"]) == 2
     error = capsys.readouterr().err
-    assert "quikstart: no such recipe or file; choose one of " in error
+    assert "quikstart: no such recipe or file; did you mean quickstart?" in error
     assert "multi30k-en-de, quickstart" in error and not calls(fake_train)
 
 

@@ -100,7 +100,7 @@ def test_contrast_with_a_study_that_is_scored_differently_is_refused(
             "flags: --log-interval 9",
             "base in flat: arm base: no architecture; add --arch",
         ),
-        ("recipe: quickstart", "recipe: quikstart", "base in flat: quikstart: no such recipe or file; choose one"),
+        ("recipe: quickstart", "recipe: quikstart", "base in flat: quikstart: no such recipe or file; did you mean"),
     ],
 )
 def test_unknown_flags_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
