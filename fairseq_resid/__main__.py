@@ -41,7 +41,6 @@ INSTALL = (
 
 
 def usage() -> str:
-    """Return the help text."""
     about = {name: what for name, (_, what) in COMMANDS.items()}
     about[USER_DIR] = 'print the folder for fairseq: fairseq-train --user-dir "$(fairseq-resid user-dir)" ...'
     return (

@@ -52,7 +52,6 @@ def with_lines(error: Error, lines: Iterable[str]) -> Error:
 
 
 def further_lines(error: BaseException) -> list[str]:
-    """Return the lines below an error's message."""
     return list(getattr(error, "__notes__", ()))
 
 

@@ -177,7 +177,6 @@ def zip_damage(path: Path) -> str | None:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -17,6 +17,8 @@ from .files import write_text
 
 T = TypeVar("T")
 YAML = (".yaml", ".yml")
+# msgspec's message about a value without quotes in a text field.
+UNQUOTED = re.compile(r"Expected `str(?: \| null)?`, got `(?:bool|int|float)`")
 
 
 def read(path: Path, kind: type[T], writer: str = "") -> T:
@@ -36,10 +38,12 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
         return msgspec.json.decode(content, type=kind)
     except Exception as error:  # RecursionError for deep nesting; YAML's constructors raise exceptions of many types
         by = f", or not written by {writer}" if writer else ""
-        damaged = "" if path.suffix in YAML else f"damaged{by}: "  # YAML is written by hand
         # On one line, with field paths without msgspec's `$`.
         said = " ".join(str(error).split()).replace("`$.", "`").replace(" - at `$`", "")
-        raise ValueError(f"{path}: {damaged}{said}") from None
+        if path.suffix not in YAML:
+            raise ValueError(f"{path}: damaged{by}: {said}") from None
+        quotes = "; put the text in quotes" if UNQUOTED.search(said) else ""  # YAML is written by hand
+        raise ValueError(f"{path}: {said}{quotes}") from None
 
 
 class _Loader(yaml.SafeLoader):

@@ -14,7 +14,6 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def processor() -> str:
-    """Return the name of the processor."""
     name = platform.processor() or platform.machine()
     file = Path("/proc/cpuinfo")
     if file.is_file():

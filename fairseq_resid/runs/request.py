@@ -138,8 +138,8 @@ def check_architecture(arch: str, given: Mapping[str, str]) -> None:
     from ..models.architectures import FAMILIES
 
     if arch not in ARCH_CONFIG_REGISTRY:  # fairseq would list all of them
-        near = difflib.get_close_matches(arch, ARCH_CONFIG_REGISTRY, n=4)
-        raise ValueError(f"--arch {arch}: no such architecture; similar ones: {', '.join(near) or 'none'}")
+        near = difflib.get_close_matches(arch, ARCH_CONFIG_REGISTRY, n=4) or ["transformer", "transformer_sas"]
+        raise ValueError(f"--arch {arch}: no such architecture; similar ones: {', '.join(near)}")
     task = given.get("--task", folders.TEXT.task)
     kind, wanted = map(folders.of_task, (TASKS.get(ARCH_MODEL_NAME_REGISTRY[arch], folders.TEXT.task), task))
     if kind is not wanted:

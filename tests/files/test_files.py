@@ -119,7 +119,7 @@ def test_yaml_number_in_any_notation_is_a_number(tmp_path: Path, text: str) -> N
 def test_yaml_text_that_needs_quotes_is_reported(tmp_path: Path, text: str) -> None:
     file = tmp_path / "s.yaml"
     file.write_text(f"text: {text}")
-    with pytest.raises(ValueError, match=r"s\.yaml: Expected `str`, got `\w+` - at `text`"):
+    with pytest.raises(ValueError, match=r"s\.yaml: Expected `str`, got `\w+` - at `text`; put the text in quotes"):
         records.read(file, Scalars)
     file.write_text(f"text: '{text}'\n")
     assert records.read(file, Scalars) == Scalars(text)

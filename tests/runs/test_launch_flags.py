@@ -54,7 +54,8 @@ def test_unknown_architecture_error_suggests_similar_names(fake_train: Path, cap
     assert launch.main(["quickstart", "--arch", "transformer_sass"]) == 2
     error = capsys.readouterr().err
     assert "--arch transformer_sass: no such architecture; similar ones: transformer_sas" in error
-    assert not calls(fake_train)
+    assert launch.main(["quickstart", "--arch", "nonsense"]) == 2
+    assert "similar ones: transformer, transformer_sas" in capsys.readouterr().err and not calls(fake_train)
 
 
 def test_architecture_size_that_contradicts_recipe_is_refused(fake_train: Path, capsys: Capture) -> None:
