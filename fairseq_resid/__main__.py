@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -42,18 +41,12 @@ INSTALL = (
 
 
 def usage() -> str:
-    """Return the help text."""
     about = {name: what for name, (_, what) in COMMANDS.items()}
     about[USER_DIR] = 'print the folder for fairseq: fairseq-train --user-dir "$(fairseq-resid user-dir)" ...'
-    lines = [f"  {name:16} {what}" for name, what in about.items()]
-    return "\n".join(
-        [
-            "usage: fairseq-resid COMMAND ...    (options of a command: fairseq-resid COMMAND --help)",
-            "",
-            f"fairseq_resid {__version__}: residual structures for Transformers, on fairseq.",
-            "",
-            *lines,
-        ]
+    return (
+        "usage: fairseq-resid COMMAND ...    (options of a command: fairseq-resid COMMAND --help)\n\n"
+        f"fairseq_resid {__version__}: residual structures for Transformers, on fairseq.\n\n"
+        + "\n".join(f"  {name:16} {what}" for name, what in about.items())
     )
 
 
@@ -89,9 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return is_missing(name, package)
         return code
     else:
-        near = difflib.get_close_matches(name, [*COMMANDS, USER_DIR], n=1)
-        meant = f"; did you mean {near[0]}?" if near else ""
-        print(f"fairseq-resid: error: {name}: no such command{meant}\n\n{usage()}", file=sys.stderr)
+        print(f"fairseq-resid: error: {name}: no such command\n\n{usage()}", file=sys.stderr)
         return 2
     return 0
 

@@ -1,7 +1,7 @@
-"""Print text, and escape what comes from files and folders: names, JSON values, lines of a corpus or a log.
+"""Print text, and escape what comes from files and folders.
 
-printable    on a terminal, in a log, in a plot: on one line, control characters escaped
-say          print such text, escaped; each argument is one line
+printable    on one line, without control characters
+say          print such lines at once, because fairseq's commands write to the same output
 with_lines   an error with additional lines, such as the end of a log
 markdown     in a Markdown page, as plain text; code: as a code span
 signed       a difference with its sign
@@ -15,8 +15,7 @@ from typing import TextIO, TypeVar
 
 Error = TypeVar("Error", bound=BaseException)
 
-# Control characters except tabs, line and paragraph separators, text direction overrides, and lone surrogates, which
-# include Python's representation of file name bytes that are not UTF-8.
+# Control characters except tabs, and lone surrogates: Python's representation of bytes that are not UTF-8.
 CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 # Markdown syntax: brackets only where they form a link, underscores only outside words.
 MARKUP = re.compile(r"[\\`*~$]|\](?=[(\[:])|(?<!\w)_|_(?!\w)")
@@ -25,20 +24,9 @@ HTML = re.compile(r"<(?=[\w/!?])|&(?=#?\w+;)")
 ENTITIES = {"&": "&amp;", "<": "&lt;"}
 
 
-def _escaped(match: re.Match[str]) -> str:
-    number = ord(match[0])
-    if 0xDC80 <= number <= 0xDCFF:  # a byte that os.fsdecode could not decode
-        number -= 0xDC00
-    return f"\\x{number:02x}" if number < 0x100 else f"\\u{number:04x}"
-
-
 def printable(text: object) -> str:
-    """Return a text on one line with its control characters escaped; the escape character, for example, becomes \\x1b.
-
-    >>> printable("red: \\x1b[31m")
-    'red: \\\\x1b[31m'
-    """
-    return CONTROL.sub(_escaped, str(text))
+    """Escape control characters and lone surrogates; the escape character, for example, becomes \\x1b."""
+    return CONTROL.sub(lambda match: ascii(match[0])[1:-1], str(text))
 
 
 def signed(value: float, digits: int) -> str:
@@ -51,22 +39,19 @@ def signed(value: float, digits: int) -> str:
 
 
 def say(*lines: object, file: TextIO | None = None) -> None:
-    """Print lines that may contain names of files or words of a corpus, escaped; file: stdout if None."""
     print(*map(printable, lines), sep="\n", file=file, flush=True)
 
 
 def with_lines(error: Error, lines: Iterable[str]) -> Error:
     """Return an error with additional lines, which are printed below its message.
 
-    A line break in the message itself is escaped, because it would come from the name of a file. The lines are stored
-    as the notes of PEP 678; Python 3.10 has no method for them.
+    They are stored as the notes of PEP 678; Python 3.10 has no method for them.
     """
     error.__notes__ = [*further_lines(error), *lines]  # type: ignore[attr-defined]
     return error
 
 
 def further_lines(error: BaseException) -> list[str]:
-    """Return the lines below an error's message."""
     return list(getattr(error, "__notes__", ()))
 
 
@@ -81,7 +66,4 @@ def markdown(text: object, in_table: bool = False) -> str:
 
 
 def code(text: object) -> str:
-    shown = printable(text)
-    fence = "`" * (1 + max(map(len, re.findall("`+", shown)), default=0))
-    padding = " " if not shown.strip() or "`" in (shown[:1], shown[-1:]) else ""
-    return f"{fence}{padding}{shown}{padding}{fence}"
+    return f"`{printable(text)}`"

@@ -17,10 +17,7 @@ from typing import TypeVar
 
 from .console import say
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors of a full disk, or of a limit on the size of files
 T = TypeVar("T")
-
-
 LAST_BYTES = 64 << 10
 
 
@@ -88,21 +85,6 @@ def read_rows(path: Path, take: Callable[[list[str]], T], expected: str) -> list
     return rows
 
 
-def read_pairs(source: Path, target: Path) -> tuple[list[str], list[str]]:
-    """Return the lines of both sides of a parallel corpus.
-
-    Raises: ValueError naming the files if one is missing or empty, or their line counts differ.
-    """
-    sides = read_lines(source), read_lines(target)
-    if len(sides[0]) != len(sides[1]):
-        raise ValueError(
-            f"{source} has {len(sides[0])} lines, but {target} has {len(sides[1])}; both must have the same number"
-        )
-    if not sides[0]:
-        raise ValueError(f"{source}: empty")
-    return sides
-
-
 def partial_of(path: Path) -> Path:
     """Return the temporary name of a file or folder while it is being written."""
     return path.with_name(f"{path.name}.partial")
@@ -136,7 +118,8 @@ def replacing(path: Path) -> Iterator[Path]:
         yield partial
         os.replace(partial, path)
     except OSError as error:
-        if error.errno in FULL and error.filename is None:  # Python names no file if a write fails
+        # Python names no file if a write fails: the disk is full, or the size of files is limited.
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename is None:
             raise OSError(f"{path}: cannot be written: {error.strerror}") from None
         raise
     finally:
@@ -152,20 +135,8 @@ def pack(source: Path, folder: Path) -> None:
     _packed_of(folder / source.name).write_bytes(gzip.compress(source.read_bytes(), 9, mtime=0))
 
 
-def check_output(path: Path) -> None:
-    """Check, before long work, that an output file can be created.
-
-    Raises: FileNotFoundError if its folder does not exist; IsADirectoryError if it is a folder.
-    """
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{path}: cannot be written: its folder does not exist")
-    if path.is_dir():
-        raise IsADirectoryError(f"{path}: cannot be written: is a folder")
-
-
 def write_text(path: Path, text: str) -> None:
-    """Write a UTF-8 text file atomically. Raises: see `check_output` and `replacing`."""
-    check_output(path)
+    """Write a UTF-8 text file atomically. Raises: see `replacing`."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
 
@@ -206,7 +177,6 @@ def zip_damage(path: Path) -> str | None:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):

@@ -11,17 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import msgspec
-import msgspec.inspect
 import yaml
 
 from .files import write_text
 
 T = TypeVar("T")
-# msgspec's message about an unknown field, and the path of the object that contains it.
-UNKNOWN = re.compile(r"unknown field `[^`]*`(?: - at `([^`]*)`)?$")
+YAML = (".yaml", ".yml")
 # msgspec's message about a value without quotes in a text field.
 UNQUOTED = re.compile(r"Expected `str(?: \| null)?`, got `(?:bool|int|float)`")
-YAML = (".yaml", ".yml")
 
 
 def read(path: Path, kind: type[T], writer: str = "") -> T:
@@ -40,11 +37,13 @@ def read(path: Path, kind: type[T], writer: str = "") -> T:
             return msgspec.convert(from_yaml(content), kind)
         return msgspec.json.decode(content, type=kind)
     except Exception as error:  # RecursionError for deep nesting; YAML's constructors raise exceptions of many types
-        if path.suffix in YAML:  # written by hand
-            quotes = "; put the text in quotes" if UNQUOTED.search(str(error)) else ""
-            raise ValueError(f"{path}: {_reason(error)}{quotes}{_allowed(error, kind)}") from None
         by = f", or not written by {writer}" if writer else ""
-        raise ValueError(f"{path}: damaged{by}: {_reason(error)}") from None
+        # On one line, with field paths without msgspec's `$`.
+        said = " ".join(str(error).split()).replace("`$.", "`").replace(" - at `$`", "")
+        if path.suffix not in YAML:
+            raise ValueError(f"{path}: damaged{by}: {said}") from None
+        quotes = "; put the text in quotes" if UNQUOTED.search(said) else ""  # YAML is written by hand
+        raise ValueError(f"{path}: {said}{quotes}") from None
 
 
 class _Loader(yaml.SafeLoader):
@@ -106,21 +105,3 @@ def text(value: Any, indent: int | None = 2) -> str:
 def write(path: Path, value: Any) -> None:
     """Write a dataclass or JSON value to a JSON file, atomically."""
     write_text(path, text(value))
-
-
-def _reason(error: Exception) -> str:
-    """Return a parser's message on one line, with field paths shown without msgspec's `$`."""
-    return " ".join(str(error).split()).replace("`$.", "`").replace(" - at `$`", "")
-
-
-def _allowed(error: Exception, kind: Any) -> str:
-    """Return the end of the message about an unknown field: the fields that are allowed at its place."""
-    if not (found := UNKNOWN.search(str(error))):
-        return ""
-    place = msgspec.inspect.type_info(kind)
-    for name in re.findall(r"\.(\w+)", found[1] or ""):
-        place = next((field.type for field in getattr(place, "fields", ()) if field.encode_name == name), place)
-        place = getattr(place, "item_type", getattr(place, "value_type", place))  # of a list, of a dict
-        place = next((one for one in getattr(place, "types", ()) if hasattr(one, "fields")), place)  # of an optional
-    names = ", ".join(field.encode_name for field in getattr(place, "fields", ()))
-    return f"; allowed fields: {names}" if names else ""

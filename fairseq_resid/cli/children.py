@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TypeVar
@@ -74,7 +75,6 @@ def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
     Raises: whatever `take` raises, at the end of the block.
     """
     ended = threading.Event()
-    failures: list[Exception] = []
 
     def follow(file: IO[bytes]) -> None:
         rest = b""
@@ -95,24 +95,15 @@ def followed(log: Path, take: Callable[[str], None]) -> Iterator[None]:
             take("")
             ended.wait(POLL)
 
-    def keep_failure(file: IO[bytes]) -> None:
-        try:
-            follow(file)
-        except Exception as failure:  # for example, because the reader of our output has exited
-            failures.append(failure)
-
     log.touch()
-    with log.open("rb") as file:
+    with log.open("rb") as file, ThreadPoolExecutor(1) as pool:
         file.seek(0, os.SEEK_END)
-        follower = threading.Thread(target=keep_failure, args=(file,))
-        follower.start()
+        follower = pool.submit(follow, file)
         try:
             yield
         finally:
             ended.set()
-            follower.join()
-    if failures:
-        raise failures[0]
+    follower.result()  # raises, for example, if the reader of our output has exited
 
 
 def run(

@@ -13,7 +13,6 @@ import argparse
 import functools
 import os
 import re
-import shutil
 import signal
 import sys
 import traceback
@@ -21,7 +20,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..console import further_lines, say
-from ..files import FULL
 from . import quiet
 
 Work = Callable[[argparse.ArgumentParser, Sequence[str] | None], int | None]
@@ -40,16 +38,22 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
     """
 
     def decorate(work: Work) -> Callable[..., int]:
-        refuse_module(work, name)
+        if work.__module__ == "__main__" and (spec := sys.modules["__main__"].__spec__):
+            print(f"python -m {spec.name}: removed in version 1.0; use fairseq-resid {name}", file=sys.stderr)
+            sys.exit(2)
 
         @functools.wraps(work)
         def main(argv: Sequence[str] | None = None) -> int:
             parser = argparse.ArgumentParser(prog=f"fairseq-resid {name}", description=description, **settings)
             parser.add_argument(
-                "--verbose", action=_Verbose, help="show all output of fairseq and other libraries, and tracebacks"
+                "--verbose",
+                action="store_true",
+                default=argparse.SUPPRESS,
+                help="show all output of fairseq and other libraries, and tracebacks",
             )
+            if "--verbose" in (sys.argv if argv is None else argv):
+                os.environ[quiet.VARIABLE] = "1"
             try:
-                open_streams()
                 with quiet.libraries():
                     return work(parser, argv) or 0
             except KeyboardInterrupt:
@@ -59,34 +63,16 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
             except (ValueError, OSError) as error:
                 if quiet.is_verbose():
                     traceback.print_exc()
-                show_error(parser.prog, error, again)
+                show_error(parser.prog, error)
                 return 3 if isinstance(error, MissingPackage) else 1 if isinstance(error, ChildProcessError) else 2
             except SystemExit as end:  # last, because UserError is also a ValueError
                 if isinstance(end.code, int) and end.code > 128:
                     _interrupted(parser.prog, again, end.code)
                 raise
-            finally:
-                quiet.set_verbose(None)
 
         return main
 
     return decorate
-
-
-def refuse_module(work: Work, name: str) -> None:
-    """Exit if a module is run as a command, which worked before version 1.0, and print the command to use instead."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if work.__module__ == "__main__" and spec is not None and spec.name.startswith("fairseq_resid."):
-        print(f"python -m {spec.name}: removed in version 1.0; use fairseq-resid {name}", file=sys.stderr)
-        raise SystemExit(2)
-
-
-class _Verbose(argparse.Action):
-    def __init__(self, option_strings: Sequence[str], dest: str, help: str) -> None:
-        super().__init__(option_strings, dest, nargs=0, help=help, default=argparse.SUPPRESS)
-
-    def __call__(self, *_: Any) -> None:
-        quiet.set_verbose(True)
 
 
 def integer(least: int) -> Callable[[str], int]:
@@ -100,49 +86,17 @@ def integer(least: int) -> Callable[[str], int]:
     return parse
 
 
-def open_streams() -> None:
-    """Redirect a closed stdin, stdout or stderr to the null device.
-
-    Otherwise the next opened file gets its descriptor, and subprocesses write into that file. `sys.stdin` stays None.
-    """
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)  # gets the lowest free number
-            os.set_inheritable(number, True)
-    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-
-
 def reader_has_gone() -> int:
     """Return the exit code for a closed output pipe, and discard further output, which Python could not flush."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
 
 
-def show_error(prog: str, error: Exception, again: str = "") -> None:
-    """Print an error as one line of a command, followed by its additional lines, such as the end of a log.
-
-    again: as in `command`
-    """
-    lines = [_with_advice(line, again) for line in (f"{prog}: error: {_reason(error)}", *further_lines(error))]
-    say(*lines, file=sys.stderr)
+def show_error(prog: str, error: Exception) -> None:
+    """Print an error as one line of a command, followed by its additional lines, such as the end of a log."""
+    say(f"{prog}: error: {' '.join(str(error).split())}", *further_lines(error), file=sys.stderr)
 
 
 def _interrupted(prog: str, again: str, code: int) -> int:
     say(f"{prog}: interrupted" + (f"; the same command {again}" if again else ""), file=sys.stderr)
     return code
-
-
-def _reason(error: Exception) -> str:
-    copies = error.args[0] if isinstance(error, shutil.Error) else None
-    # shutil.copytree lists all files that it failed to copy, as (source, target, reason).
-    return str(copies[0][2] if isinstance(copies, list) else error)
-
-
-def _with_advice(line: str, again: str) -> str:
-    """Return a line of an error message, with advice if the disk is full."""
-    if not any(os.strerror(number) in line for number in FULL):
-        return line
-    return f"{line}; free some space and run the same command again" + (", which " + again if again else "")

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,7 +14,6 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def processor() -> str:
-    """Return the name of the processor."""
     name = platform.processor() or platform.machine()
     file = Path("/proc/cpuinfo")
     if file.is_file():
@@ -30,10 +30,8 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     """Return the versions of those packages that are installed."""
     found = {}
     for name in packages:
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
 
 

@@ -6,6 +6,7 @@ import sys
 import time
 from datetime import timedelta
 from types import TracebackType
+from typing import TypeVar
 
 from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
@@ -13,6 +14,7 @@ from rich.progress import Progress as Bar
 from ..console import say
 
 EVERY = 30.0  # seconds between lines in a log
+Shown = TypeVar("Shown", bound="Progress")
 POLL = 1.0  # seconds between checks on another process
 
 
@@ -45,7 +47,7 @@ class Progress:
         self.bar: Bar | None = None
         self.task: TaskID | None = None
 
-    def __enter__(self) -> Progress:
+    def __enter__(self: Shown) -> Shown:
         if sys.stdout.isatty():
             columns = (
                 TextColumn("{task.description}", markup=False),

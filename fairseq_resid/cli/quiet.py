@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 # Loggers, with the level up to which they are silenced. The comments say what they would log.
 LOGGERS = {
-    "fairseq.tasks.text_to_speech": logging.WARNING,  # advice to install tensorboardX, which we do not need
+    "fairseq.tasks.text_to_speech": logging.INFO,  # advice to install tensorboardX, which we do not need
     "fairseq.tasks.fairseq_task": logging.INFO,  # sizes of datasets and batches
     "fairseq.tasks.translation": logging.INFO,  # dictionaries
     "fairseq.data.data_utils": logging.INFO,  # the file that a dataset is loaded from
@@ -23,7 +21,6 @@ LOGGERS = {
     "fairseq.file_utils": logging.INFO,
     "fairseq.utils": logging.INFO,  # that the plugin has already been imported
     "fairseq.models.fairseq_model": logging.INFO,
-    "fairseq_resid.fairseq_patches": logging.INFO,
     "fairseq_resid.ops.compilation": logging.INFO,  # that an old backend means eager
     "root": logging.INFO,
 }
@@ -39,38 +36,29 @@ WARNINGS = (
     r".*mismatched key_padding_mask",
 )
 
-_verbose: bool | None = None  # --verbose; None: not given
-
-
-def set_verbose(on: bool | None) -> None:
-    """Set whether to show all messages; None means that the environment variable decides."""
-    global _verbose
-    _verbose = on
+VARIABLE = "FAIRSEQ_RESID_VERBOSE"  # --verbose sets it, also for the commands that this one starts
 
 
 def is_verbose() -> bool:
-    return os.environ.get("FAIRSEQ_RESID_VERBOSE", "") not in ("", "0") if _verbose is None else _verbose
+    return os.environ.get(VARIABLE, "") not in ("", "0")
 
 
 def _is_wanted(record: logging.LogRecord) -> bool:
-    return is_verbose() or record.levelno > LOGGERS.get(record.name, logging.NOTSET)
+    return record.levelno > LOGGERS[record.name]
 
 
 @contextmanager
 def libraries() -> Iterator[None]:
-    """Silence these loggers and warnings until the end of the block."""
+    """Silence these loggers and warnings until the end of the block, unless the user wants to see them."""
+    if is_verbose():
+        yield
+        return
     loggers = [logging.getLogger(None if name == "root" else name) for name in LOGGERS]
     for logger in loggers:
         logger.addFilter(_is_wanted)
     with warnings.catch_warnings():
-        show = warnings.showwarning
-
-        def show_unless_named(message: Warning | str, *rest: Any, **more: Any) -> None:
-            if is_verbose() or not any(re.match(text, str(message)) for text in WARNINGS):
-                show(message, *rest, **more)
-
-        # Checked at each warning instead of by a filter, because --verbose has not been parsed yet.
-        warnings.showwarning = show_unless_named
+        for text in WARNINGS:
+            warnings.filterwarnings("ignore", text)
         try:
             yield
         finally:

@@ -6,19 +6,18 @@ package patches nothing and does not require fairseq.
 
 import logging
 
-from .building import check_models
-from .command_line import allow_bf16, quiet_root_logger, refuse_code_in_flags, refuse_hydra_train
+from .command_line import change_flags, quiet_root_logger, refuse_code_in_flags, refuse_hydra_train
 from .data import allow_hyphens_in_languages, keep_batches_on_resume, keep_last_batch, keep_place_on_other_devices
-from .dictionaries import allow_in_flags, remember_dictionaries
+from .dictionaries import remember_dictionaries
 from .errors import UserError
 from .loading import (
+    check_ensembles,
     check_finite,
-    compare_models,
+    check_resumed,
     load_checkpoint,
     load_weights_only,
     name_missing_folders,
     naming,
-    show_load_errors,
 )
 from .misfits import name_misfits
 from .model import BETTER_TRANSFORMER_COPIES, close_better_transformer_path
@@ -45,11 +44,10 @@ def apply() -> None:
     """Apply every patch. Call it once: fairseq imports a user-dir only once."""
     refuse_hydra_train()
     load_weights_only()
-    check_models()
     name_misfits()
     name_missing_folders()
-    show_load_errors()
-    compare_models()
+    check_ensembles()
+    check_resumed()
     remember_dictionaries()
     say_what_runs()
     name_divergence()
@@ -67,7 +65,6 @@ def apply() -> None:
     keep_batches_on_resume()
     keep_place_on_other_devices()
     close_better_transformer_path()
-    allow_bf16()
-    allow_in_flags()
+    change_flags()
     refuse_code_in_flags()
     quiet_root_logger()

@@ -11,43 +11,50 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+from .dictionaries import FLAG, add_flag
 from .loading import EVALUATED, is_plain
-from .reader import shown
+from .patching import wrap
 
 LITERALS = "only literals are allowed: numbers, strings, lists, tuples and dicts, such as (0.9, 0.98)"
 
 
-def allow_bf16() -> None:
-    """Make --bf16 work on CPU and GPU: options.parse_args_and_arch treats it as a TPU flag and sets args.tpu."""
+def change_flags() -> None:
+    """Change the flags of all commands.
+
+    - --bf16 works on CPU and GPU: options.parse_args_and_arch treats it as a TPU flag and sets args.tpu.
+    - --allow-other-dictionary is added. The parsers are made before this package is imported.
+    - Flags whose values fairseq runs as code when it builds an optimizer or a model are refused, unless they are
+      literals.
+    """
     from fairseq import options
 
-    original = options.parse_args_and_arch
-
-    @functools.wraps(original)
-    def parse_args_and_arch(*args, **kwargs):  # type: ignore[no-untyped-def]
-        parsed = original(*args, **kwargs)
+    @wrap(options)
+    def parse_args_and_arch(original, parser, *args, **kwargs):
+        if FLAG not in parser._option_string_actions:
+            add_flag(parser)
+        parsed = original(parser, *args, **kwargs)
         namespace = parsed[0] if isinstance(parsed, tuple) else parsed
         if getattr(namespace, "bf16", False) and find_spec("torch_xla") is None:
             namespace.tpu = False
+        for name in EVALUATED & vars(namespace).keys():
+            if not is_plain(value := getattr(namespace, name)):
+                parser.error(f"argument --{name.replace('_', '-')}: {value!r:.100}: {LITERALS}")
         return parsed
-
-    options.parse_args_and_arch = parse_args_and_arch
 
 
 def refuse_code_in_flags() -> None:
-    """Refuse flags whose values fairseq would run as code, in recipes, in studies and on the command line.
+    """Refuse flags whose values fairseq runs as code while it parses the command line, unless they are literals.
 
-    fairseq calls eval on some values while it parses the command line, and on others when it builds an optimizer or a
-    model. Literals are allowed. A value that is not a Python expression is a usage error instead of a SyntaxError.
+    A value that is not a Python expression is a usage error instead of a SyntaxError.
     """
-    from fairseq import options, utils
+    from fairseq import utils
     from fairseq.dataclass import utils as dataclass_utils
 
     def only_literals(evaluate: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(evaluate)
         def checked(x: Any, *args: Any, **kwargs: Any) -> Any:
             if not is_plain(x):
-                raise argparse.ArgumentTypeError(f"{shown(x)}: {LITERALS}")
+                raise argparse.ArgumentTypeError(f"{x!r:.100}: {LITERALS}")
             return evaluate(x, *args, **kwargs)
 
         return checked
@@ -60,18 +67,6 @@ def refuse_code_in_flags() -> None:
         for name in names:
             if (function := getattr(module, name, None)) in checked:
                 setattr(module, name, checked[function])
-    original = options.parse_args_and_arch
-
-    @functools.wraps(original)
-    def parse_args_and_arch(parser, *args, **kwargs):  # type: ignore[no-untyped-def]
-        parsed = original(parser, *args, **kwargs)
-        namespace = parsed[0] if isinstance(parsed, tuple) else parsed
-        for name in EVALUATED & vars(namespace).keys():
-            if not is_plain(value := getattr(namespace, name)):
-                parser.error(f"argument --{name.replace('_', '-')}: {shown(value)}: {LITERALS}")
-        return parsed
-
-    options.parse_args_and_arch = parse_args_and_arch
 
 
 def quiet_root_logger() -> None:

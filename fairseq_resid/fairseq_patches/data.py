@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 
 import numpy as np
 
 from .dictionaries import language_pair
+from .patching import wrap
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +31,8 @@ def keep_last_batch() -> None:
     """
     from fairseq.data import data_utils
 
-    original = data_utils.batch_by_size
-
-    @functools.wraps(original)
-    def batch_by_size(indices, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(data_utils)
+    def batch_by_size(original, indices, *args, **kwargs):
         if not isinstance(indices, np.ndarray):
             indices = np.fromiter(indices, dtype=np.int64, count=-1)
         if len(indices) == 0:  # fairseq-fixed would index the last batch of an empty list
@@ -44,8 +42,6 @@ def keep_last_batch() -> None:
         if kept < len(indices) and kwargs.get("fixed_shapes") is None:
             batches = [*batches, indices[kept:]]
         return batches
-
-    data_utils.batch_by_size = batch_by_size
 
 
 def keep_batches_on_resume() -> None:
@@ -57,10 +53,8 @@ def keep_batches_on_resume() -> None:
     """
     from fairseq.tasks import FairseqTask
 
-    original = FairseqTask.get_batch_iterator
-
-    @functools.wraps(original)
-    def get_batch_iterator(self, dataset, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(FairseqTask)
+    def get_batch_iterator(original, self, dataset, *args, **kwargs):
         epoch = kwargs.get("epoch", 1)
         per_epoch = kwargs.get("disable_iterator_cache") or kwargs.get("update_epoch_batch_itr")
         if epoch <= 1 or per_epoch or not self.can_reuse_epoch_itr(dataset) or dataset in self.dataset_to_epoch_iter:
@@ -69,8 +63,6 @@ def keep_batches_on_resume() -> None:
         iterator.epoch = epoch
         dataset.set_epoch(epoch)
         return iterator
-
-    FairseqTask.get_batch_iterator = get_batch_iterator
 
 
 def keep_place_on_other_devices() -> None:
@@ -82,14 +74,12 @@ def keep_place_on_other_devices() -> None:
     """
     from fairseq.data.iterators import EpochBatchIterator
 
-    state_dict, load_state_dict = EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict
+    @wrap(EpochBatchIterator)
+    def state_dict(original, self):
+        return {**original(self), "processes": self.num_shards, "batches": len(self.frozen_batches)}
 
-    @functools.wraps(state_dict)
-    def state_with_counts(self):  # type: ignore[no-untyped-def]
-        return {**state_dict(self), "processes": self.num_shards, "batches": len(self.frozen_batches)}
-
-    @functools.wraps(load_state_dict)
-    def load_at_same_place(self, state):  # type: ignore[no-untyped-def]
+    @wrap(EpochBatchIterator)
+    def load_state_dict(original, self, state):
         done = state.get("iterations_in_epoch", 0)
         here = (self.num_shards, len(self.frozen_batches))
         there = (state.get("processes", here[0]), state.get("batches", here[1]))
@@ -102,6 +92,4 @@ def keep_place_on_other_devices() -> None:
             )
             at = (state["epoch"], place) if place < len(self) else (state["epoch"] + 1, 0)
             state = {**state, "epoch": at[0], "iterations_in_epoch": at[1]}
-        return load_state_dict(self, state)
-
-    EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict = state_with_counts, load_at_same_place
+        return original(self, state)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import UserError
+from .patching import wrap
 
 logger = logging.getLogger(__name__)
 
@@ -34,8 +35,6 @@ ALLOWED = "FAIRSEQ_RESID_ALLOW_OTHER_DICTIONARY"
 SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")  # the symbols that fairseq adds before those in the file
 COUNT = re.compile(r" [^ ]*( #fairseq:overwrite)?$")  # what follows the symbol in a line of the file
 PAIR = re.compile(r"[^.]+\.(?P<source>.+)-(?P<target>.+)\.((?P=source)|(?P=target))(\.(bin|idx))?")
-SHOWN = 12  # characters of a SHA-256 in a message
-MOST_SHOWN = 40  # characters of a symbol in a message
 
 
 @dataclass(frozen=True)
@@ -162,44 +161,27 @@ def identified(state: dict[str, Any], path: str | os.PathLike[str]) -> dict[str,
 
 def first_difference(own: list[str], theirs: list[str]) -> str:
     """Return the first line in which two dictionaries differ; fairseq's special symbols are not in their files."""
-    for number, (mine, other) in enumerate(zip_longest(own, theirs)):
-        if mine != other:
-            shown = ["nothing" if word is None else repr(word[:MOST_SHOWN]) for word in (mine, other)]
-            return f"its line {number - 3:,} has {shown[0]} instead of {shown[1]}"
+    for number, pair in enumerate(zip_longest(own, theirs)):
+        if pair[0] != pair[1]:
+            mine, other = ("nothing" if word is None else repr(word[:40]) for word in pair)
+            return f"its line {number - 3:,} has {mine} instead of {other}"
     return ""
 
 
-def difference(path: str | os.PathLike[str], their: Mapping[str, str], own: Words) -> str | None:
-    """Return an error message if a dictionary is not that of a checkpoint, "" if that is unknown, None if it is.
+def difference(their: Mapping[str, str], own: Words) -> str | None:
+    """Return how a dictionary differs from that of a checkpoint: "" if it is the same, None if that is unknown.
 
     their: the SHA-256 and the file of the checkpoint's dictionary
     """
     file, expected, found = Path(their["file"]), their["sha256"], sha256(own.symbols)
     if expected == found:
-        return None
-    mine = own.file or "the dictionary of the task"
-    if not expected:
-        if own.file is None or not file.is_file():
-            return ""
-        if file.resolve() == own.file.resolve():
-            return None
-        # Some tasks add symbols to those in their file, so the files are compared.
-        unequal = first_difference(read(own.file), read(file))
-        return f"{path}: trained with {file}, but {mine} is another dictionary: {unequal}" if unequal else None
-    if file.is_file() and sha256(theirs := read(file)) == expected:
-        unequal = first_difference(own.symbols, theirs)
-        return f"{path}: trained with {file}, but {mine} is another dictionary: {unequal}"
-    state = f"{file}, which has changed since," if file.is_file() else f"{file}, which no longer exists,"
-    return (
-        f"{path}: trained with {state} but {mine} is another dictionary: its SHA-256 begins with {found[:SHOWN]}, not "
-        f"{expected[:SHOWN]}"
-    )
-
-
-REMEDY = (
-    f"make the data with the model's dictionary (fairseq-resid prepare custom --vocab-from), or give {FLAG} if equal "
-    "entries have the same meaning"
-)
+        return ""
+    theirs = read(file) if file.is_file() else None
+    if not expected:  # some tasks add symbols to those in their file, so the files are compared
+        return None if own.file is None or theirs is None else first_difference(read(own.file), theirs)
+    if theirs is not None and sha256(theirs) == expected:
+        return first_difference(own.symbols, theirs)
+    return f"its SHA-256 begins with {found[:12]}, not {expected[:12]}"
 
 
 def check(path: str | os.PathLike[str], state: dict[str, Any], own: Mapping[str, Words]) -> None:
@@ -209,14 +191,21 @@ def check(path: str | os.PathLike[str], state: dict[str, Any], own: Mapping[str,
     """
     theirs = known(state, path)
     for side, words in own.items():
-        found = difference(path, theirs[side], words)
-        if found and not is_allowed():
-            raise UserError(f"{found}; {REMEDY}")
-        if found:
-            logger.warning("%s; accepted because of %s", found, FLAG)
-        elif found is not None:
-            _say_unknown(str(path), theirs[side]["file"], str(words.file))
+        file = theirs[side]["file"]
+        found = difference(theirs[side], words)
+        if found is None:
+            _say_unknown(str(path), file, str(words.file))
             return
+        if not found:
+            continue
+        mine = words.file or "the dictionary of the task"
+        message = f"{path}: trained with {file}, but {mine} is another dictionary: {found}"
+        if not is_allowed():
+            raise UserError(
+                f"{message}; make the data with the model's dictionary (fairseq-resid prepare custom --vocab-from), or "
+                f"give {FLAG} if equal entries have the same meaning"
+            )
+        logger.warning("%s; accepted because of %s", message, FLAG)
 
 
 @functools.cache  # one line for each checkpoint
@@ -232,23 +221,15 @@ def is_allowed() -> bool:
 @contextlib.contextmanager
 def allowing(is_on: bool) -> Iterator[None]:
     """Accept other dictionaries in this block and in the processes that it starts, if `is_on` is true."""
-    before = os.environ.get(ALLOWED)
-    if is_on:
-        os.environ[ALLOWED] = "1"
+    before = os.environ.get(ALLOWED, "")
+    os.environ[ALLOWED] = "1" if is_on else before
     try:
         yield
     finally:
-        if is_on:
-            os.environ.pop(ALLOWED)
-            if before is not None:
-                os.environ[ALLOWED] = before
+        os.environ[ALLOWED] = before
 
 
 class _Allow(argparse.Action):
-    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
-        # The flag has no value in the namespace, because checkpoints contain all values of fairseq's flags.
-        super().__init__(option_strings, argparse.SUPPRESS, nargs=0, default=argparse.SUPPRESS, help=help)
-
     def __call__(self, *_: Any) -> None:
         os.environ[ALLOWED] = "1"
 
@@ -258,38 +239,20 @@ def add_flag(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         FLAG,
         action=_Allow,
+        nargs=0,
+        # The flag has no value in the namespace, because checkpoints contain all values of fairseq's flags.
+        dest=argparse.SUPPRESS,
+        default=argparse.SUPPRESS,
         help="accept a dictionary that differs from the checkpoint's but has the same size: each entry has the "
         "embedding of the entry in the same place of the checkpoint's dictionary",
     )
-
-
-def allow_in_flags() -> None:
-    """Add --allow-other-dictionary to fairseq's commands.
-
-    Their parsers are made before this package is imported, so the flag is added when they parse.
-    """
-    from fairseq import options
-
-    original = options.parse_args_and_arch
-
-    @functools.wraps(original)
-    def parse_args_and_arch(parser, *args, **kwargs):  # type: ignore[no-untyped-def]
-        if FLAG not in parser._option_string_actions:
-            add_flag(parser)
-        return original(parser, *args, **kwargs)
-
-    options.parse_args_and_arch = parse_args_and_arch
 
 
 def remember_dictionaries() -> None:
     """Save the SHA-256 of both dictionaries in every checkpoint."""
     from fairseq.trainer import Trainer
 
-    original = Trainer.save_checkpoint
-
-    @functools.wraps(original)
-    def save_checkpoint(self, filename, extra_state):  # type: ignore[no-untyped-def]
+    @wrap(Trainer)
+    def save_checkpoint(original, self, filename, extra_state):
         found = {side: sha256(words.symbols) for side, words in of_task(self.task).items()}
         return original(self, filename, {**extra_state, STORED: found})
-
-    Trainer.save_checkpoint = save_checkpoint

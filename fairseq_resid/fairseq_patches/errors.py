@@ -10,4 +10,4 @@ class UserError(ValueError, SystemExit):
 
     def __init__(self, message: str) -> None:
         ValueError.__init__(self, message)
-        self.code = f"fairseq_resid: error: {printable(message)}"
+        self.code = f"fairseq_resid: error: {printable(' '.join(message.split()))}"

@@ -5,25 +5,21 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
-import functools
 import logging
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from importlib import import_module
 from typing import Any
 
 import torch
 
-from . import building, dictionaries, reader
+from . import dictionaries, reader
 from .errors import UserError
-from .stand_in import StandIn
+from .patching import StandIn, wrap
 
 logger = logging.getLogger(__name__)
 
-# Config values that fairseq passes to Python's eval if they are strings. A test compares this list with the source of
-# the installed fairseq.
+# Config values that fairseq passes to Python's eval if they are strings.
 EVALUATED = set(
     """
     adafactor_eps adam_betas adamax_betas adaptive_input_cutoff adaptive_softmax_cutoff character_filters
@@ -42,21 +38,11 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     Raises: ValueError naming the file if it is damaged, contains code or is not a fairseq checkpoint; OSError if it
     does not exist.
     """
-    require_file(path)
-    state = reader.read(path, is_mapped=True)
-    if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
-        raise ValueError(f"{path}: not a fairseq checkpoint: it has no 'model'")
+    state: dict[str, Any] = reader.read(path, is_mapped=True)
     refuse_code(state, str(path))
+    if not isinstance(state.get("model"), dict):
+        raise ValueError(f"{path}: not a fairseq checkpoint: it has no 'model'")
     return state
-
-
-def require_file(path: str | os.PathLike[str]) -> None:
-    """Refuse paths that exist but are not regular files: opening a named pipe would block forever.
-
-    Raises: UserError naming the path.
-    """
-    if os.path.lexists(path) and not os.path.isfile(path):
-        raise UserError(f"{path}: cannot be loaded: not a regular file")
 
 
 def check_finite(model: dict[str, Any], path: str | os.PathLike[str]) -> None:
@@ -137,13 +123,11 @@ def refuse_code(state: Any, path: str) -> None:
         for name, value in _settings(state.get(key)):
             if name in EVALUATED and not is_plain(value):
                 raise UserError(
-                    f"{path}: its config has {name}={reader.shown(value)}, which fairseq would run as code; "
+                    f"{path}: its config has {name}={value!r:.100}, which fairseq would run as code; "
                     "only literals (numbers, strings, lists, tuples, dicts, + and * between them) are accepted"
                 )
             if any(isinstance(text, str) and RESOLVER.search(text) for text in (name, value)):
-                raise UserError(
-                    f"{path}: its config has {name[:80]}={reader.shown(value)}, which OmegaConf would resolve"
-                )
+                raise UserError(f"{path}: its config has {name[:80]}={value!r:.100}, which OmegaConf would resolve")
 
 
 # fairseq only saves resolved configs. A plain reference to another setting is harmless and allowed.
@@ -166,7 +150,7 @@ def forget_files(state: dict[str, Any], path: str) -> None:
             if settings.get(name) is not None:
                 logger.warning(
                     "%s: its config has %s=%s, which is ignored; pass it when you load the model",
-                    path, name, reader.shown(settings[name]),
+                    path, name, f"{settings[name]!r:.100}",
                 )  # fmt: skip
                 settings[name] = None
 
@@ -177,25 +161,18 @@ def _load(file: Any, *_: Any, **__: Any) -> Any:
     Raises: UserError naming the file.
     """
     path = str(getattr(file, "name", file))
-    try:
-        # The file is not memory-mapped, because a resumed training run overwrites it.
-        state = reader.read(path)
-    except (ValueError, OSError) as error:
-        raise UserError(str(error)) from None
+    state = reader.read(path)  # not memory-mapped, because a resumed training run overwrites the file
     refuse_code(state, path)
     forget_files(state, path)
     # This comes before fairseq replaces the data folder in the config by the one on the command line.
     state[dictionaries.KNOWN] = dictionaries.known(state, path)
-    if isinstance(state.get("model"), dict):
-        check_finite(state["model"], path)
+    check_finite(state.get("model") or {}, path)
     return state
 
 
 @contextlib.contextmanager
 def naming(*files: str) -> Iterator[None]:
     """Turn any error in the block into a one-line UserError that names the checkpoint files."""
-    for file in files:
-        require_file(file)
     try:
         yield
     except Exception as error:
@@ -206,50 +183,37 @@ def naming(*files: str) -> Iterator[None]:
         raise UserError(f"{', '.join(files)}: cannot be loaded: {said}") from error
 
 
-# Checks a checkpoint that a trainer reads; None while no trainer is loading.
-_check: ContextVar[Callable[[dict[str, Any]], None] | None] = ContextVar("check", default=None)
+Check = Callable[[str, dict[str, Any]], None]
+_checks: list[Check] = []
 
-LOADERS = (
-    "fairseq.checkpoint_utils",
-    "fairseq.data.codedataset",
-    "fairseq.models.speech_to_text.xm_transformer",
-    "fairseq.models.text_to_speech.vocoder",
-)
+
+@contextlib.contextmanager
+def _checking(check: Check) -> Iterator[None]:
+    """Call `check` with the path and the content of every checkpoint that fairseq reads in this block."""
+    _checks.append(check)
+    try:
+        yield
+    finally:
+        _checks.remove(check)
 
 
 def load_weights_only() -> None:
     """Make fairseq load checkpoints as weights only, with every torch version, and name the file in its errors.
 
     torch < 2.6 (required by fairseq 0.12.2) unpickles arbitrary objects. train, generate, validate, interactive and hub
-    all load in fairseq/checkpoint_utils.py. The other modules in LOADERS call torch.load for files that a config names,
-    and a checkpoint contains its own config.
+    all load in fairseq/checkpoint_utils.py.
     """
     from fairseq import checkpoint_utils
 
-    for name in LOADERS:
-        vars(import_module(name))["torch"] = StandIn(torch, load=_load)
+    checkpoint_utils.torch = StandIn(torch, load=_load)
 
-    load_file, load_models = checkpoint_utils.load_checkpoint_to_cpu, checkpoint_utils.load_model_ensemble_and_task
-
-    @functools.wraps(load_file)
-    def load_checkpoint_to_cpu(path, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(checkpoint_utils)
+    def load_checkpoint_to_cpu(original, path, *args, **kwargs):
         with naming(path):
-            state = load_file(path, *args, **kwargs)
-            if not isinstance(state.get("model"), dict):
-                raise UserError(f"{path}: not a fairseq checkpoint: it has no 'model'")
-            building.was_read(path, state)
-            if check := _check.get():
-                check(state)
+            state = original(path, *args, **kwargs)
+            for check in _checks:
+                check(path, state)
             return state
-
-    @functools.wraps(load_models)
-    def load_model_ensemble_and_task(filenames, *args, **kwargs):  # type: ignore[no-untyped-def]
-        given = kwargs.get("state")
-        with naming(*filenames), building.loading(filenames[0], given):
-            return load_models(filenames, *args, **kwargs)
-
-    checkpoint_utils.load_checkpoint_to_cpu = load_checkpoint_to_cpu
-    checkpoint_utils.load_model_ensemble_and_task = load_model_ensemble_and_task
 
 
 def name_missing_folders() -> None:
@@ -259,54 +223,50 @@ def name_missing_folders() -> None:
     """
     from fairseq import file_utils
 
-    original = file_utils.load_archive_file
-
-    @functools.wraps(original)
-    def load_archive_file(archive_file):  # type: ignore[no-untyped-def]
+    @wrap(file_utils)
+    def load_archive_file(original, archive_file):
         if (found := original(archive_file)) is None:
             raise UserError(f"{archive_file}: no such file or folder")
         return found
 
-    file_utils.load_archive_file = load_archive_file
+
+def check_ensembles() -> None:
+    """Refuse models of other dictionaries, with which every word would have the embedding of another one."""
+    from fairseq import checkpoint_utils, models
+
+    unchecked: list[tuple[str, dict[str, Any]]] = []  # the checkpoint whose model fairseq builds next
+
+    @wrap(checkpoint_utils)
+    def load_model_ensemble_and_task(original, filenames, *args, **kwargs):
+        if given := kwargs.get("state"):
+            unchecked.append((filenames[0], given))
+        try:
+            with naming(*filenames), _checking(lambda path, state: unchecked.append((path, state))):
+                return original(filenames, *args, **kwargs)
+        finally:
+            unchecked.clear()
+
+    @wrap(models)
+    def build_model(original, cfg, task, *args, **kwargs):
+        while unchecked:
+            dictionaries.check(*unchecked.pop(), dictionaries.of_task(task))
+        return original(cfg, task, *args, **kwargs)
 
 
-def show_load_errors() -> None:
-    """Show why the trainer cannot load a checkpoint, and refuse paths that are not regular files.
-
-    Trainer.load_checkpoint replaces every error of load_state_dict with "please ensure that the architectures match",
-    and starts from scratch if the path is not a regular file.
-    """
-    from fairseq.trainer import Trainer
-
-    original = Trainer.load_checkpoint
-
-    @functools.wraps(original)
-    def load_checkpoint(self, filename, *args, **kwargs):  # type: ignore[no-untyped-def]
-        with naming(filename):
-            try:
-                return original(self, filename, *args, **kwargs)
-            except Exception as error:
-                if type(error) is Exception and error.__context__:  # "please ensure ..."
-                    raise error.__context__ from None
-                raise
-
-    Trainer.load_checkpoint = load_checkpoint
-
-
-def compare_models() -> None:
+def check_resumed() -> None:
     """Refuse to train on a checkpoint of other dictionaries, or to resume one of another residual structure.
 
     fairseq compares only names and shapes, so with a reused --save-dir, it would continue one structure as another.
     If the optimizer is reset, as by --finetune-from-model, another structure may be intended, and a warning is logged.
+    Trainer.load_checkpoint also starts from scratch if the path is not a regular file, and replaces every error of
+    load_state_dict with "please ensure that the architectures match".
     """
     from fairseq.trainer import Trainer
 
-    original = Trainer.load_checkpoint
-
-    @functools.wraps(original)
-    def load_checkpoint(self, filename, reset_optimizer=False, *args, **kwargs):  # type: ignore[no-untyped-def]
-        def check(state: dict[str, Any]) -> None:
-            dictionaries.check(filename, state, dictionaries.of_task(self.task))
+    @wrap(Trainer)
+    def load_checkpoint(original, self, filename, reset_optimizer=False, *args, **kwargs):
+        def check(path: str, state: dict[str, Any]) -> None:
+            dictionaries.check(path, state, dictionaries.of_task(self.task))
             config, compare = (state.get("cfg") or {}).get("model"), getattr(self.get_model(), "differences", None)
             differing = compare(config, resumes=not reset_optimizer) if config is not None and compare else None
             if differing is None:
@@ -319,10 +279,12 @@ def compare_models() -> None:
                 )
             logger.warning("%s: trained with %s; its weights are now used with %s", filename, theirs, own)
 
-        token = _check.set(check)
-        try:
-            return original(self, filename, reset_optimizer, *args, **kwargs)
-        finally:
-            _check.reset(token)
-
-    Trainer.load_checkpoint = load_checkpoint
+        if os.path.lexists(filename) and not os.path.isfile(filename):
+            raise UserError(f"{filename}: cannot be loaded: not a regular file")
+        with naming(filename), _checking(check):
+            try:
+                return original(self, filename, reset_optimizer, *args, **kwargs)
+            except Exception as error:
+                if type(error) is Exception and error.__context__:  # "please ensure ..."
+                    raise error.__context__ from None
+                raise

@@ -5,93 +5,70 @@ torch lists every tensor that is missing, unexpected or of another shape: hundre
 
 from __future__ import annotations
 
-import functools
+import copy
 import re
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
 
 from .errors import UserError
+from .patching import wrap
 
-MISMATCH = re.compile(
-    r"size mismatch for (\S+): copying a param with shape torch\.Size\(\[([\d, ]*)\]\) from checkpoint, "
-    r"the shape in current model is torch\.Size\(\[([\d, ]*)\]\)"
-)
-NAMES = r'%s key\(s\) in state_dict: ((?:"[^"]*"(?:, )?)*)'
 TABLES = ("embed_tokens.weight", "output_projection.weight")  # one row per entry of a dictionary
 LAYER = re.compile(r"(?:.*\.)?(\w+)\.layers\.(\d+)\.")
 STACKS = ("encoder", "decoder")
 
 
-def _names(what: str, said: str) -> list[str]:
-    found = re.search(NAMES % what, said)
-    return re.findall('"([^"]*)"', found[1]) if found else []
+def _depths(names: Iterable[str]) -> Counter[str]:
+    return Counter(stack for stack, _ in dict.fromkeys(one.groups() for one in map(LAYER.match, names) if one))
 
 
-def _layers(names: Iterable[str]) -> dict[str, int]:
-    found: dict[str, set[str]] = {}
-    for match in filter(None, map(LAYER.match, names)):
-        found.setdefault(match[1], set()).add(match[2])
-    return {stack: len(numbers) for stack, numbers in found.items()}
+def misfit(theirs: Mapping[str, Tensor], own: Mapping[str, Tensor], name: str) -> str:
+    """Return why the tensors of a checkpoint do not fit those of a model; name: the flag of its structure."""
+    there, here = _depths(theirs), _depths(own)
+    words, sizes, layers, structure = [], [], [], []
+    for tensor in filter(theirs.__contains__, own):
+        shape, expected = [*theirs[tensor].shape], [*own[tensor].shape]
+        if tensor.endswith(TABLES) and shape != expected and shape[1:] == expected[1:]:
+            words.append(f"its dictionary has {shape[0]:,} entries and that of the data {expected[0]:,} ({tensor})")
+        elif shape != expected:
+            sizes.append(f"{tensor} has the shape {shape} in the checkpoint and {expected} in the model")
+    for stack in here | there:
+        if there[stack] != here[stack]:
+            layers.append(f"the checkpoint has {there[stack]} {stack} layers and the model {here[stack]}")
+    common = here & there
+    for lacking, tensors, others in (("checkpoint", own, theirs), ("model", theirs, own)):
+        lost = [one for one in tensors if one not in others]
+        lost = [one for one in lost if not (found := LAYER.match(one)) or int(found[2]) < common[found[1]]]
+        structure += [f"the {lacking} lacks {lost[0]}{_such(len(lost))}"] if lost else []
+    causes = [*words[:1], *(f"{one}{_such(len(sizes))}" for one in sizes[:1]), *layers, *structure]
+    what = name if structure else "the model" if sizes or layers else "the data"
+    return f"the checkpoint does not fit {what}: {'; '.join(causes)}"
 
 
 def _such(count: int) -> str:
     return f" ({count:,} such tensors)" if count > 1 else ""
 
 
-def misfit(said: str, own: Collection[str], name: str) -> str:
-    """Return why a checkpoint does not fit a model.
-
-    said: the error of torch's load_state_dict; own: the names of the model's tensors; name: the flag of its structure
-    """
-    missing, unexpected = _names("Missing", said), _names("Unexpected", said)
-    mine, theirs = _layers(own), _layers({*own}.difference(missing).union(unexpected))
-    common = {stack: min(mine.get(stack, 0), theirs.get(stack, 0)) for stack in {**mine, **theirs}}
-    depths, sizes, words, structure = [], [], [], []
-    for stack in common:
-        if mine.get(stack, 0) != theirs.get(stack, 0):
-            depths.append(
-                f"the checkpoint has {theirs.get(stack, 0)} {stack} layers and the model {mine.get(stack, 0)}"
-            )
-    for tensor, *both in MISMATCH.findall(said):
-        there, here = ([int(size) for size in shape.split(",") if size] for shape in both)
-        if tensor.endswith(TABLES) and there[1:] == here[1:]:
-            words.append(f"its dictionary has {there[0]:,} entries and that of the data {here[0]:,} ({tensor})")
-        else:
-            sizes.append(f"{tensor} has the shape {there} in the checkpoint and {here} in the model")
-    for lacking, tensors in (("checkpoint", missing), ("model", unexpected)):
-        others = [one for one in tensors if not (found := LAYER.match(one)) or int(found[2]) < common[found[1]]]
-        structure += [f"the {lacking} lacks {others[0]}{_such(len(others))}"] if others else []
-    causes = [*words[:1], *(f"{one}{_such(len(sizes))}" for one in sizes[:1]), *depths, *structure]
-    what = name if structure else "the model" if sizes or depths else "the data"
-    return f"the checkpoint does not fit {what}: {'; '.join(causes)}"
-
-
-def _check_pruning(state_dict: Collection[str], config: Any) -> None:
-    """Refuse layers to keep in one stack only.
-
-    fairseq's prune_state_dict would drop all layers of the other stack.
-    Raises: UserError.
-    """
-    kept = {stack: getattr(config, f"{stack}_layers_to_keep", None) for stack in STACKS}
-    for stack, other in (STACKS, STACKS[::-1]):
-        names = [name for name in state_dict if name.startswith(f"{other}.layers.")]
-        if kept[stack] and not kept[other] and names:
-            every = ",".join(map(str, range(_layers(names)[other])))
-            raise UserError(
-                f"{stack}_layers_to_keep {kept[stack]}: fairseq would drop all {other} layers; give "
-                f"{other}_layers_to_keep too, for example {every}"
-            )
-
-
 def name_misfits() -> None:
-    """Name the cause if the weights of a checkpoint do not fit a model of fairseq."""
+    """Name the cause if a checkpoint does not fit a model of fairseq, and refuse to prune only one of its stacks.
+
+    fairseq's prune_state_dict would drop all layers of the other one.
+    """
+    from fairseq import checkpoint_utils
     from fairseq.models.fairseq_model import BaseFairseqModel
 
-    original = BaseFairseqModel.load_state_dict
-
-    @functools.wraps(original)
-    def load_state_dict(self, state_dict, strict=True, model_cfg=None, args=None):  # type: ignore[no-untyped-def]
-        _check_pruning(state_dict, model_cfg)
+    @wrap(BaseFairseqModel)
+    def load_state_dict(original, self, state_dict, strict=True, model_cfg=None, args=None):
+        for stack, other in (STACKS, STACKS[::-1]):
+            kept, others = (getattr(model_cfg, f"{one}_layers_to_keep", None) for one in (stack, other))
+            if kept and not others and (count := _depths(state_dict)[other]):
+                raise UserError(
+                    f"{stack}_layers_to_keep {kept}: fairseq would drop all {other} layers; give "
+                    f"{other}_layers_to_keep too, for example {','.join(map(str, range(count)))}"
+                )
+        unpruned = copy.copy(model_cfg)  # pruning removes the layers to keep from the config
         try:
             return original(self, state_dict, strict, model_cfg, args)
         except RuntimeError as error:
@@ -99,6 +76,5 @@ def name_misfits() -> None:
                 raise
             arch = getattr(model_cfg, "arch", type(self).__name__)
             name = self.named() if hasattr(self, "named") else f"--arch {arch}"
-            raise UserError(misfit(str(error), self.state_dict(), name)) from None
-
-    BaseFairseqModel.load_state_dict = load_state_dict
+            theirs = checkpoint_utils.prune_state_dict(state_dict, unpruned)
+            raise UserError(misfit(theirs, self.state_dict(), name)) from None

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import functools
+from .patching import wrap
 
 # Copies of every encoder layer's weights that fairseq 0.12.2 keeps for its BetterTransformer path, as parameters that
 # never receive a gradient (modules/transformer_layer.py, TransformerEncoderLayerBase.__init__).
-BETTER_TRANSFORMER_COPIES = (
-    "in_proj_weight",
-    "in_proj_bias",
-    "out_proj_weight",
-    "out_proj_bias",
-    "fc1_weight",
-    "fc1_bias",
-    "fc2_weight",
-    "fc2_bias",
+BETTER_TRANSFORMER_COPIES = tuple(
+    f"{layer}_{kind}" for layer in ("in_proj", "out_proj", "fc1", "fc2") for kind in ("weight", "bias")
 )
 
 
@@ -26,12 +19,8 @@ def close_better_transformer_path() -> None:
     """
     from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 
-    original = TransformerEncoderLayerBase.__init__
-
-    @functools.wraps(original)
-    def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(TransformerEncoderLayerBase)
+    def __init__(original, self, *args, **kwargs):
         original(self, *args, **kwargs)
         if hasattr(self, "can_use_fastpath"):
             self.can_use_fastpath = False
-
-    TransformerEncoderLayerBase.__init__ = __init__

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .errors import UserError
-from .stand_in import StandIn
+from .patching import StandIn, wrap
 
 # Seconds that processes wait for each other at startup.
 PATIENCE = 300
@@ -40,7 +40,6 @@ def _meet(facts: dict[str, str], backend: str, init_method: str, world_size: int
 
     Raises: UserError if the processes differ or cannot connect.
     """
-    who = f"rank {rank} of {world_size}"
     try:
         patience = timedelta(seconds=PATIENCE)
         store, *_ = next(torch.distributed.rendezvous(init_method, rank, world_size, timeout=patience))
@@ -52,16 +51,14 @@ def _meet(facts: dict[str, str], backend: str, init_method: str, world_size: int
         if rank == 0:  # it may host the store and must not exit before all have read it
             store.wait([f"read{number}" for number in range(world_size)], patience)
     except (RuntimeError, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        in_use = "the port is already in use; choose another one" if "EADDRINUSE" in str(error) else ""
         raise UserError(
-            f"{who}: the processes of this training run could not connect at {init_method} within {PATIENCE} s: "
-            f"{in_use or reason}"
+            f"rank {rank} of {world_size}: the processes of this training run could not connect at {init_method} "
+            f"within {PATIENCE} s: {' '.join(str(error).split())[:300]}"
         ) from error
+    first = all_facts[0]
     for number, theirs in enumerate(all_facts):
-        names = sorted({*theirs, *all_facts[0]})
-        pairs = [(name, theirs.get(name), all_facts[0].get(name)) for name in names]
-        if wrong := [f"{name} is {there}, but {first} on rank 0" for name, there, first in pairs if there != first]:
+        differing = [name for name in sorted({*theirs, *first}) if theirs.get(name) != first.get(name)]
+        if wrong := [f"{name} is {theirs.get(name)}, but {first.get(name)} on rank 0" for name in differing]:
             raise UserError(f"rank {number}: settings or data differ from those of rank 0: {'; '.join(wrong[:5])}")
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=world_size)
 
@@ -74,14 +71,10 @@ def compare_processes() -> None:
     """
     from fairseq.distributed import utils as distributed
 
-    original = distributed.distributed_init
-
-    @functools.wraps(original)
-    def distributed_init(cfg):  # type: ignore[no-untyped-def]
+    @wrap(distributed)
+    def distributed_init(original, cfg):
         distributed.dist = StandIn(torch.distributed, init_process_group=functools.partial(_meet, _facts(cfg)))
         return original(cfg)
-
-    distributed.distributed_init = distributed_init
 
 
 def send_checkpoints() -> None:

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import pickle
-import re
-import reprlib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ import numpy as np
 import torch
 
 from ..files import zip_damage
+from .errors import UserError
 
 # Classes that a pickle of fairseq may name, besides those of torch: argparse's namespace, and numpy numbers and arrays,
 # which numpy 1 writes as members of numpy.core and numpy 2 as members of numpy._core.
@@ -29,21 +27,12 @@ ALLOWED: list[Any] = [
 ]  # fmt: skip
 
 
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 100
-
-
-def shown(value: Any) -> str:
-    """Return a short one-line representation of a value from a file."""
-    return _short.repr(value)[:200]
-
-
 def read(path: str | os.PathLike[str], is_mapped: bool = False) -> Any:
     """Read a checkpoint on the CPU; no code in it runs.
 
     is_mapped: read tensors from the file only when they are used, if its format allows it; the file must not change
     until then
-    Raises: ValueError naming the file if it is damaged, not a checkpoint or contains more than data; OSError if it
+    Raises: UserError naming the file if it is damaged, not a checkpoint or contains more than data; OSError if it
     cannot be opened.
     """
     try:
@@ -52,12 +41,8 @@ def read(path: str | os.PathLike[str], is_mapped: bool = False) -> Any:
             raise zipfile.BadZipFile(f"wrong checksum of {damaged}")
         with torch.serialization.safe_globals(ALLOWED):
             return torch.load(path, map_location="cpu", weights_only=True, mmap=is_mapped and is_zip)
-    except pickle.UnpicklingError as error:  # torch's message is a page long
-        said = " ".join(str(error).partition("WeightsUnpickler error:")[2].split())
-        said = re.split(r"(?:\.|^) ?(?:Please|Check) ", said)[0]
-        raise ValueError(f"{path}: cannot be loaded: damaged, or contains more than data ({said})") from None
     except (OSError, MemoryError):
         raise
-    except Exception as error:  # a damaged file can raise any exception
-        said = " ".join(str(error).split())[:200]
-        raise ValueError(f"{path}: cannot be loaded: damaged or not a checkpoint ({said})") from None
+    except Exception as error:  # a damaged file can raise any exception; torch's own message is a page long
+        said = " ".join(str(error).rpartition("WeightsUnpickler error:")[2].split())[:200]
+        raise UserError(f"{path}: cannot be loaded: damaged, or contains more than data ({said})") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import math
 import multiprocessing
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+
+from .patching import wrap
 
 logger = logging.getLogger(__name__)
 
@@ -71,22 +72,19 @@ def remember_patience() -> None:
     import fairseq_cli.train as program
     from fairseq.trainer import Trainer
 
-    save, load = Trainer.save_checkpoint, Trainer.load_checkpoint
     count = program.should_stop_early
 
-    @functools.wraps(save)
-    def save_with_patience(self, filename, extra_state):  # type: ignore[no-untyped-def]
-        return save(self, filename, {**extra_state, "patience": dict(vars(count))})
+    @wrap(Trainer)
+    def save_checkpoint(original, self, filename, extra_state):
+        return original(self, filename, {**extra_state, "patience": dict(vars(count))})
 
-    @functools.wraps(load)
-    def load_patience(self, filename, reset_optimizer=False, *args, **kwargs):  # type: ignore[no-untyped-def]
-        extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
+    @wrap(Trainer)
+    def load_checkpoint(original, self, filename, reset_optimizer=False, *args, **kwargs):
+        extra_state = original(self, filename, reset_optimizer, *args, **kwargs)
         vars(count).clear()
         if extra_state is not None and not reset_optimizer:
             vars(count).update(extra_state.get("patience", {}))
         return extra_state
-
-    Trainer.save_checkpoint, Trainer.load_checkpoint = save_with_patience, load_patience
 
 
 def save_when_stopped() -> None:
@@ -101,21 +99,18 @@ def save_when_stopped() -> None:
     from fairseq.distributed import utils as distributed
     from fairseq.trainer import Trainer
 
-    train, validate_and_save = program.train, program.validate_and_save
-    aggregate, call_main = Trainer._aggregate_logging_outputs, distributed.call_main
-
-    @functools.wraps(aggregate)
-    def aggregate_and_agree(self, outputs, *stats, **kwargs):  # type: ignore[no-untyped-def]
-        outputs, (*stats, count) = aggregate(self, outputs, *stats, float(_Stop.received > 0), **kwargs)
+    @wrap(Trainer)
+    def _aggregate_logging_outputs(original, self, outputs, *stats, **kwargs):
+        outputs, (*stats, count) = original(self, outputs, *stats, float(_Stop.received > 0), **kwargs)
         if count:
             _Stop.agreed = _Stop.received or signal.SIGTERM
         return outputs, stats
 
-    @functools.wraps(validate_and_save)
-    def save_and_stop(cfg, trainer, task, epoch_itr, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(program)
+    def validate_and_save(original, cfg, trainer, task, epoch_itr, *args, **kwargs):
         is_alone = trainer.data_parallel_world_size == 1
         try:
-            losses, is_last = validate_and_save(cfg, trainer, task, epoch_itr, *args, **kwargs)
+            losses, is_last = original(cfg, trainer, task, epoch_itr, *args, **kwargs)
         except WORKER_LOST as error:
             if not (is_alone and _has_lost_worker(error)):
                 raise
@@ -128,8 +123,8 @@ def save_when_stopped() -> None:
             raise SystemExit(128 + stop)
         return losses, is_last
 
-    @functools.wraps(train)
-    def train_until_stopped(cfg, trainer, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(program)
+    def train(original, cfg, trainer, *args, **kwargs):
         # fairseq checks its limits only after an update, so resuming a finished run would add one.
         if trainer.get_num_updates() >= (cfg.optimization.max_update or math.inf):
             return [None], True
@@ -138,27 +133,23 @@ def save_when_stopped() -> None:
         # Install the handler before data loading workers are forked: they inherit it and survive a Ctrl-C.
         with _handling(_receive):
             try:
-                return train(cfg, trainer, *args, **kwargs)
+                return original(cfg, trainer, *args, **kwargs)
             except WORKER_LOST as error:
                 if _has_lost_worker(error):  # between two updates
                     raise SystemExit(128 + _Stop.received) from error
                 raise
 
-    @functools.wraps(call_main)
-    def call_and_forward(cfg, main, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(distributed)
+    def call_main(original, cfg, main, **kwargs):
         settings = cfg.distributed_training
         if main is program.main and settings.distributed_init_method is None:
             distributed.infer_init_method(settings)
         if main is not program.main or settings.distributed_init_method is None or settings.distributed_no_spawn:
-            return call_main(cfg, main, **kwargs)
+            return original(cfg, main, **kwargs)
         with _handling(_forward):
             try:
-                return call_main(cfg, main, **kwargs)
+                return original(cfg, main, **kwargs)
             except torch.multiprocessing.ProcessExitedException as error:
                 if error.exit_code > 128:
                     raise SystemExit(error.exit_code) from error
                 raise
-
-    Trainer._aggregate_logging_outputs = aggregate_and_agree
-    program.validate_and_save, program.train = save_and_stop, train_until_stopped
-    distributed.call_main = call_and_forward

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import re
 from collections import Counter
 
 from .errors import UserError
+from .patching import wrap
 
 logger = logging.getLogger(__name__)
 
@@ -24,17 +24,13 @@ def say_what_runs() -> None:
     """
     from fairseq.trainer import Trainer
 
-    original = Trainer._build_optimizer
-
-    @functools.wraps(original)
-    def _build_optimizer(self):  # type: ignore[no-untyped-def]
+    @wrap(Trainer)
+    def _build_optimizer(original, self):
         original(self)
         norms = Counter(type(module) for module in self.model.modules() if hasattr(module, "normalized_shape"))
         kinds = ", ".join(f"{count} {kind.__module__}.{kind.__qualname__}" for kind, count in norms.items())
         optimizer = type(self._optimizer.optimizer)
         logger.info(f"layer norms: {kinds or 'none'}; optimizer: {optimizer.__module__}.{optimizer.__qualname__}")
-
-    Trainer._build_optimizer = _build_optimizer
 
 
 def name_divergence() -> None:
@@ -46,10 +42,8 @@ def name_divergence() -> None:
     """
     from fairseq.trainer import Trainer
 
-    original = Trainer.train_step
-
-    @functools.wraps(original)
-    def train_step(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(Trainer)
+    def train_step(original, self, *args, **kwargs):
         try:
             return original(self, *args, **kwargs)
         except (FloatingPointError, StopIteration) as error:
@@ -64,8 +58,6 @@ def name_divergence() -> None:
                 f"loss or gradient is not finite (NaN or infinite); {advice}"
             ) from cause
 
-    Trainer.train_step = train_step
-
 
 def skip_overflow_without_gpu() -> None:
     """Let fp16 training on a CPU continue after a gradient overflow, as on a GPU.
@@ -74,10 +66,8 @@ def skip_overflow_without_gpu() -> None:
     """
     from fairseq.trainer import Trainer
 
-    original = Trainer.train_step
-
-    @functools.wraps(original)
-    def train_step(self, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(Trainer)
+    def train_step(original, self, *args, **kwargs):
         try:
             return original(self, *args, **kwargs)
         except (AssertionError, RuntimeError) as error:  # from torch without and with CUDA
@@ -85,8 +75,6 @@ def skip_overflow_without_gpu() -> None:
                 raise
             self.zero_grad()  # the only remaining step of train_step
             return None
-
-    Trainer.train_step = train_step
 
 
 def unscale_once() -> None:
@@ -98,7 +86,7 @@ def unscale_once() -> None:
     """
     from fairseq.optim.amp_optimizer import AMPOptimizer
 
-    def step(self):  # type: ignore[no-untyped-def]
+    def step(self):
         self.scaler.step(self.optimizer)
         self.scaler.update()
 

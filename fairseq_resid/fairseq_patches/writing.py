@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
-import functools
 import os
 import shutil
 import time
@@ -16,31 +14,21 @@ import torch
 
 from .errors import UserError
 from .loading import load_checkpoint
-from .stand_in import StandIn
-
-
-def _bytes_of(value: Any) -> int:
-    """Return the total size of the tensors in nested dicts and lists."""
-    if isinstance(value, torch.Tensor):
-        return value.nelement() * value.element_size()
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return sum(map(_bytes_of, items))
+from .patching import StandIn, wrap
 
 
 @contextlib.contextmanager
-def _writing(path: str, size: int) -> Iterator[None]:
-    """Report a failed write with the file's name and size, and remove the partial file PATH.tmp."""
+def _writing(path: str) -> Iterator[None]:
+    """Name the file and the free space if it cannot be written, and remove the partial file PATH.tmp."""
     try:
         yield
     except (OSError, RuntimeError) as error:  # torch raises RuntimeError for a short write
         with contextlib.suppress(OSError):
             os.unlink(f"{path}.tmp")
-        free = shutil.disk_usage(os.path.dirname(path) or ".").free
-        said = getattr(error, "strerror", None) or (str(error).strip().splitlines() or [type(error).__name__])[0]
-        reason = os.strerror(errno.ENOSPC) if free < size else said
+        free = shutil.disk_usage(os.path.dirname(path) or ".").free / 1e6
+        said = " ".join(str(getattr(error, "strerror", None) or error).split())
         raise UserError(
-            f"{path}: cannot be written: {reason} ({size / 1e6:.1f} MB needed, {free / 1e6:.1f} MB free); "
-            "earlier checkpoints are intact"
+            f"{path}: cannot be written: {said} ({free:,.1f} MB free); earlier checkpoints are intact"
         ) from error
 
 
@@ -53,16 +41,12 @@ def save_at_every_interval() -> None:
     """
     from fairseq import checkpoint_utils
 
-    original = checkpoint_utils.save_checkpoint
-
-    @functools.wraps(original)
-    def save_checkpoint(cfg, trainer, epoch_itr, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(checkpoint_utils)
+    def save_checkpoint(original, cfg, trainer, epoch_itr, *args, **kwargs):
         if cfg.no_epoch_checkpoints:
             # fairseq uses the answer only to decide what to save and what to delete.
             epoch_itr = StandIn(epoch_itr, end_of_epoch=lambda: False)
         return original(cfg, trainer, epoch_itr, *args, **kwargs)
-
-    checkpoint_utils.save_checkpoint = save_checkpoint
 
 
 def keep_last_optimizer_state() -> None:
@@ -74,10 +58,8 @@ def keep_last_optimizer_state() -> None:
     """
     from fairseq import checkpoint_utils
 
-    original = checkpoint_utils.save_checkpoint
-
-    @functools.wraps(original)
-    def save_checkpoint(cfg, trainer, *args, **kwargs):  # type: ignore[no-untyped-def]
+    @wrap(checkpoint_utils)  # fairseq keeps the best validation loss as an attribute of the function with this name
+    def save_checkpoint(original, cfg, trainer, *args, **kwargs):
         if not cfg.no_save_optimizer_state or cfg.no_last_checkpoints:
             return original(cfg, trainer, *args, **kwargs)
         last = f"checkpoint_last{trainer.checkpoint_suffix}.pt"
@@ -93,9 +75,6 @@ def keep_last_optimizer_state() -> None:
                     _strip(file)
         return saved
 
-    # fairseq keeps the best validation loss as an attribute of the function with this name.
-    checkpoint_utils.save_checkpoint = save_checkpoint
-
 
 def _strip(file: Path) -> None:
     """Remove the optimizer state from a checkpoint, if it has one."""
@@ -103,7 +82,7 @@ def _strip(file: Path) -> None:
     if state.pop("last_optimizer_state", None) is None:
         return
     partial = file.with_name(f"{file.name}.tmp")
-    with _writing(str(file), _bytes_of(state)):
+    with _writing(str(file)):
         torch.save(state, partial)
         os.replace(partial, file)
 
@@ -117,20 +96,19 @@ def write_whole() -> None:
     from fairseq import checkpoint_utils
     from fairseq.file_io import PathManager
 
-    write, copy_elsewhere = checkpoint_utils.torch_persistent_save, PathManager.copy
+    @wrap(checkpoint_utils)
+    def torch_persistent_save(original, obj, filename, *args, **kwargs):
+        with _writing(filename):
+            return original(obj, filename, *args, **kwargs)
 
-    @functools.wraps(write)
-    def torch_persistent_save(obj, filename, *args, **kwargs):  # type: ignore[no-untyped-def]
-        with _writing(filename, _bytes_of(obj)):
-            return write(obj, filename, *args, **kwargs)
+    copy_elsewhere = PathManager.copy
 
     def copy(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
         if not PathManager.supports_rename(dst_path):
             return copy_elsewhere(src_path, dst_path, overwrite)
-        with _writing(dst_path, os.path.getsize(src_path)):
+        with _writing(dst_path):
             shutil.copyfile(src_path, f"{dst_path}.tmp")
             os.replace(f"{dst_path}.tmp", dst_path)
         return True
 
-    checkpoint_utils.torch_persistent_save = torch_persistent_save
     PathManager.copy = staticmethod(copy)

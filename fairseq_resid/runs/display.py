@@ -27,10 +27,6 @@ class Display(Progress):
         self.facts: dict[str, str] = {}
         self.since: tuple[float, float] | None = None  # fraction of training completed, and the time
 
-    def __enter__(self) -> Display:
-        super().__enter__()
-        return self
-
     def take(self, line: str) -> None:
         """Read a line of the log, or "" if there is no new line."""
         record = log_record(line)

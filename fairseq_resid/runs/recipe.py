@@ -20,18 +20,12 @@ def available() -> dict[str, Path]:
 
 
 def read(name: str) -> list[str]:
-    """Return the training flags of a recipe, given its name or the path of a file.
-
-    Raises: see `_sections`.
-    """
+    """Return the training flags of a recipe, given its name or the path of a file. Raises: see `_sections`."""
     return _sections(name)[0]
 
 
 def evaluation(name: str) -> list[str]:
-    """Return the evaluation flags of a recipe.
-
-    Raises: see `_sections`.
-    """
+    """Return the evaluation flags of a recipe. Raises: see `_sections`."""
     return _sections(name)[1]
 
 

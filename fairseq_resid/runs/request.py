@@ -106,7 +106,7 @@ def positional(argv: Sequence[str]) -> list[str]:
     """Check a command with fairseq-train's own parser; return all positional arguments except the first.
 
     Only this parser knows which arguments are values of a flag.
-    Raises: ValueError naming the flag, and the problem or similar flags.
+    Raises: ValueError naming the flag and the problem.
     """
     from fairseq import options, utils
 
@@ -122,10 +122,7 @@ def positional(argv: Sequence[str]) -> list[str]:
     _, unknown = options.parse_args_and_arch(parser, list(argv), parse_known=True)
     if wrong := [word for word in unknown if FLAG.match(word)]:
         flag = wrong[0].partition("=")[0]
-        near = difflib.get_close_matches(flag, parser._option_string_actions, n=3)
-        raise ValueError(
-            f"{flag}: fairseq-train has no such flag" + (f"; similar ones: {', '.join(near)}" if near else "")
-        )
+        raise ValueError(f"{flag}: fairseq-train has no such flag")
     return unknown
 
 

@@ -47,9 +47,8 @@ def find_data(run: Run, state: dict[str, Any]) -> Path:
     candidates = data_folders(state, run.path)
     if not candidates:
         raise ValueError(f"{run.path}: the checkpoint does not name a data folder; give it with --data")
-    for candidate in candidates:
-        if candidate.is_dir():
-            return candidate
+    if found := next(filter(Path.is_dir, candidates), None):
+        return found
     raise ValueError(f"{run.path}: trained on {candidates[0]}: no such data folder; give its new path with --data")
 
 

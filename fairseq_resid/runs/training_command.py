@@ -70,7 +70,6 @@ class TrainingCommand:
         return any(name == flag for name, _ in self.flags)
 
     def get(self, flag: str) -> tuple[str, ...] | None:
-        """Return the values of a flag, or None if it is not given."""
         return dict(self.flags).get(flag)
 
     def value(self, flag: str, default: str) -> str:

@@ -1,4 +1,4 @@
-"""The tasks: one object for each (kinds.py), and the fairseq tasks and criteria that --user-dir loads.
+"""The fairseq tasks and criteria that --user-dir loads.
 
 fairseq itself imports every file in this folder before those in models/; in-process callers use `register`. No file
 here may have the name of a registered task.

@@ -7,13 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_resid.console import markdown
+from fairseq_resid.console import markdown, say
 from fairseq_resid.evaluation import card, table
 from support.scored_runs import data_folder, evaluated
 
 pytestmark = pytest.mark.once
 
 Capture = pytest.CaptureFixture[str]
+
+
+def test_printed_names_are_one_line_in_any_encoding(capsys: Capture) -> None:
+    say("caf\udce9 \x1b[1m\n", "two\tcolumns")
+    assert capsys.readouterr().out == "caf\\udce9 \\x1b[1m\\n\ntwo\tcolumns\n"
 
 
 def test_markdown_escapes_markup_in_names() -> None:

@@ -331,7 +331,7 @@ def test_wrong_input_is_refused_with_one_line(wrong: str, run: Path, corpus: Pat
 
 @pytest.mark.parametrize("engine", [name for name, kind in engines.ENGINES.items() if find_spec(kind)])
 def test_full_disk_is_reported_with_the_file(engine: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
-    """The limit on the size of files has the same effect. An export cannot resume."""
+    """The limit on the size of files has the same effect."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
@@ -340,7 +340,7 @@ def test_full_disk_is_reported_with_the_file(engine: str, run: Path, corpus: Pat
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     error = capsys.readouterr().err
     assert code == 2 and is_one_error(error, str(tmp_path / "out"), "File too large")
-    assert error.endswith("; free some space and run the same command again\n") and nothing_was_written(tmp_path)
+    assert nothing_was_written(tmp_path)
 
 
 def test_missing_engine_error_says_what_to_install(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:

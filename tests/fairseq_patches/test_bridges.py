@@ -77,18 +77,6 @@ def test_stock_baseline_decodes_left_padded_batches(stock_checkpoint: Path, gene
         assert padded[number][0] == pytest.approx(score, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "absent"),
-    [
-        ("fairseq_resid.data.text.custom", ["fairseq", "torch"]),
-        ("fairseq_resid.connections", ["fairseq"]),
-    ],
-)
-def test_importing_a_subpackage_loads_only_its_dependencies(name: str, absent: list[str]) -> None:
-    done = shell(sys.executable, "-c", f"import {name}, sys; print([x for x in {absent} if x in sys.modules])")
-    assert done.stdout.splitlines()[-1:] == ["[]"], done.stdout + done.stderr
-
-
 IMPORTED_FIRST = """
 import sys
 from fairseq_resid import connections

@@ -35,7 +35,7 @@ def test_other_structure_is_named() -> None:
         "the checkpoint does not fit --residual rskip_ln: the checkpoint has 2 encoder layers and"
     )
     assert "; the checkpoint lacks encoder.layers.0.self_attn_residual." in message
-    assert "; the model lacks encoder.layer_norm.weight (" in message and message.endswith(" such tensors)")
+    assert "; the model lacks encoder.layers.0.self_attn_residual." in message and message.endswith(" such tensors)")
 
 
 def test_training_names_the_misfit(sas_checkpoint: Path, train: Command, tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_yaml_key_that_is_given_twice_is_refused(tmp_path: Path) -> None:
 def test_unknown_field_of_a_yaml_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "s.yaml"
     file.write_text("txt: x")
-    with pytest.raises(ValueError, match="unknown field `txt`; allowed fields: text, number"):
+    with pytest.raises(ValueError, match="unknown field `txt`"):
         records.read(file, Scalars)
 
 

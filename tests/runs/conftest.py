@@ -46,6 +46,7 @@ def fake_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     torch.save({"update": 9}, tmp_path / "whole.pt")
     monkeypatch.setattr("sys.executable", str(program.parent / "python"))
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAIRSEQ_RESID_VERBOSE", "")
     monkeypatch.chdir(tmp_path)
     make_data(tmp_path / "data-bin" / "phrasebook")
     return tmp_path

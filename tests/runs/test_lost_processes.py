@@ -89,7 +89,8 @@ def test_port_in_use_is_reported(meeting: Any) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         ends = meeting({"--seed": "1"}, None, port=port)
-    assert f"could not connect at tcp://127.0.0.1:{port} within 3 s: the port is already in use" in str(ends[0])
+    assert f"could not connect at tcp://127.0.0.1:{port} within 3 s: " in str(ends[0])
+    assert "EADDRINUSE" in str(ends[0])
 
 
 def test_processes_compare_shared_settings_and_data(corpus: Path) -> None:

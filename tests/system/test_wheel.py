@@ -227,9 +227,9 @@ def test_wheel_command_prepares_trains_evaluates_and_translates(installed: Path,
     assert "num_updates" in shell(stock, installed) or "done training" in shell(stock, installed)
 
 
-def test_unknown_command_suggests_a_similar_one(installed: Path) -> None:
+def test_unknown_command_prints_the_usage(installed: Path) -> None:
     help_, unknown = shell("fairseq-resid", installed), shell("! fairseq-resid evalute run 2>&1", installed)
     for name in ("prepare", "train", "evaluate", "average", "compare", "translate", "user-dir"):
         assert f"\n  {name} " in help_
-    assert unknown.startswith("fairseq-resid: error: evalute: no such command; did you mean evaluate?\n")
+    assert unknown.startswith("fairseq-resid: error: evalute: no such command\n\nusage: ")
     assert shell("fairseq-resid --version", installed).strip()
