@@ -50,6 +50,8 @@ ADJECTIVES = {"red": "ruga", "old": "olda", "quick": "rapi", "small": "etta", "w
 NOUNS = {"fox": "vulpo", "king": "rego", "river": "flumo", "ship": "navo", "wolf": "lupo", "bird": "birdo"}
 VERBS = {"sees": "vidas", "follows": "sekvas", "finds": "trovas", "loves": "amas", "fears": "timas"}
 
+# The parts of the tests' names that run first, the longest first.
+LONGEST = ("test_readme.py", "test_new_structure.py", "test_wheel.py", "tests/system/", "tests/runs/")
 
 # fairseq's own model at the size of our _tiny architectures.
 STOCK = shlex.split("""
@@ -114,7 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect tests marked `long` unless -m names this mark, and with --core also tests marked `slow`.
 
     With --structure, deselect all tests that do not belong to these structures.
-    The longest test runs first, so that other workers can run the rest meanwhile.
+    The longest tests run first, so that no worker waits for another one at the end.
     """
     if chosen := config.getoption("--structure"):
         from support import structures
@@ -130,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out := [item for item in items if any(map(item.get_closest_marker, marks))]:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
-    items.sort(key=lambda item: "test_readme.py" not in item.nodeid)
+    items.sort(key=lambda item: next((n for n, part in enumerate(LONGEST) if part in item.nodeid), len(LONGEST)))
 
 
 def sentence_pair(choose: random.Random) -> tuple[str, str]:

@@ -32,6 +32,8 @@ from fairseq_resid.scoring.loading import Loaded
 from fairseq_resid.scoring.translation import TRANSLATION
 from support import structures
 
+pytestmark = pytest.mark.once
+
 
 @pytest.fixture(scope="module")
 def sas(sas_checkpoint: Path, corpus: Path) -> Loaded:
@@ -42,6 +44,7 @@ def text(loaded: Loaded, max_tokens: int = 4096, count: int = 20) -> list[Any]:
     return list(TRANSLATION.batches(loaded, "valid", choose_examples(loaded, "valid", count), max_tokens))
 
 
+@pytest.mark.both
 def test_measurements_equal_those_of_single_sentences(sas: Loaded) -> None:
     """Coefficient statistics, norms and the branch share at a site equal those of one forward pass per sentence."""
     observer, nll, tokens = observe(sas.model, text(sas))
@@ -132,6 +135,7 @@ def test_switched_off_site_is_reported(sas: Loaded) -> None:
     assert before / tokens != pytest.approx(without, rel=1e-3) and "forward" not in vars(site)
 
 
+@pytest.mark.both
 @structures.each
 def test_coefficients_of_every_structure_are_measured(name: str, sas: Loaded) -> None:
     config = SimpleNamespace(model=Namespace(**vars(sas.cfg.model)), common=sas.cfg.common)
@@ -174,6 +178,7 @@ def test_analysis_reports_effective_ratio_of_rskip() -> None:
     torch.testing.assert_close(site.coefficients(x, f)["ratio"], 1 + one + one * two, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("residual", ["sas", "admin"])
 def test_initial_model_equals_the_model_before_the_first_update(
     residual: str, train: Callable[..., Any], corpus: Path, tmp_path: Path
@@ -185,6 +190,7 @@ def test_initial_model_equals_the_model_before_the_first_update(
         assert torch.equal(value, start[key]), key
 
 
+@pytest.mark.both
 def test_stock_model_is_analyzed_without_coefficients(stock_checkpoint: Path, corpus: Path) -> None:
     loaded = load_for_analysis(stock_checkpoint.parent, corpus, cpu=True)
     found = analysed(loaded, "valid", 10, 4096, False)
@@ -279,22 +285,6 @@ def test_analyze_writes_results_and_names_missing_runs(
     assert not found.is_of(copy, other, "valid", 8, False)
 
 
-@pytest.mark.parametrize(
-    ("flags", "error"),
-    [
-        (["--subset", "nowhere"], "has no binarised nowhere set"),
-        (["--checkpoint", "checkpoint9.pt"], "checkpoint9.pt: no such checkpoint"),
-        (["--data", "/nowhere"], "/nowhere"),
-    ],
-)
-def test_analyze_names_missing_inputs(
-    flags: list[str], error: str, sas_checkpoint: Path, corpus: Path, capsys: Any
-) -> None:
-    given = [] if "--data" in flags else ["--data", str(corpus)]
-    assert analyze.main([str(sas_checkpoint.parent), "--cpu", *flags, *given]) == 2
-    assert error in capsys.readouterr().err
-
-
 def test_attention_decodes_with_settings_of_the_run(
     sas_checkpoint: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +309,7 @@ def test_attention_decodes_with_settings_of_the_run(
     assert {"beam_size": 5, "len_penalty": 1.0, "max_len_a": 1.0, "max_len_b": 9}.items() <= seen.items()
 
 
+@pytest.mark.both
 def test_attention_is_a_distribution_over_the_source(
     sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -421,6 +412,7 @@ def test_runs_with_the_same_name_get_two_lines(tmp_path: Path) -> None:
     assert sorted(curves.group_by_setting([Run(path) for path in paths])) == sorted(map(str, paths))
 
 
+@pytest.mark.both
 def test_overlong_sentences_are_skipped(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
     longest = ["--max-source-positions", 20, "--max-target-positions", 20, "--skip-invalid-size-inputs-valid-test"]
     train(tmp_path, "--encoder-learned-pos", "--decoder-learned-pos", *longest, "--decoder-embed-dim", 32,

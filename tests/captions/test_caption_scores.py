@@ -98,7 +98,6 @@ def test_measures_are_means_over_images(tmp_path: Path) -> None:
         measures["NLL"].parts(run, "test")
 
 
-@pytest.mark.both
 def test_scores_are_those_of_the_decoded_captions(data: Path, runs: list[Path], capsys: Capture) -> None:
     from pycocoevalcap.bleu.bleu import Bleu
 
