@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 # This is set before torch is imported and overrides the shell's value, because the tests share their machine and the
 # order of summation must not depend on the number of threads. Workers and the commands that tests start inherit the
@@ -167,26 +167,26 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def preprocess_in_this_process() -> Iterator[None]:
-    """Let data preparations in this process also run fairseq-preprocess here, because a separate process takes seconds.
+def fairseq_in_this_process() -> Iterator[None]:
+    """Let preparation and evaluation in this process also run fairseq-preprocess and fairseq-generate here.
 
-    Preparations that tests start as commands still run it in a separate process, as they do for users.
+    A separate process takes seconds. Commands that tests start still use one, as they do for users.
     """
     from fairseq_resid.cli import children
     from fairseq_resid.data.text import fairseq_preprocess
+    from fairseq_resid.scoring import decoding
 
-    def run(words: list[str], *_: Any, **__: Any) -> int:
-        from fairseq import options
-        from fairseq_cli import preprocess
+    def run(words: list[str], output: IO[bytes], *_: Any, **__: Any) -> int:
+        command = Path(words[0]).name
+        workers = ["--num-workers", "0"] if command == "fairseq-generate" else []
+        found = run_fairseq(command, [*words[1:], *workers])
+        output.write(found.output.encode())
+        return found.code
 
-        text = io.StringIO()
-        with fairseq_state_kept(text), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            preprocess.main(options.get_preprocessing_parser().parse_args(words[1:]))
-        return 0
-
-    here = types.SimpleNamespace(program=children.program, show=children.show, run=run)
+    here = types.SimpleNamespace(**{**vars(children), "run": run})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fairseq_preprocess, "children", here)
+        for module in (fairseq_preprocess, decoding):
+            patch.setattr(module, "children", here)
         yield
 
 
@@ -262,6 +262,21 @@ def fairseq_state_kept(text: io.StringIO) -> Iterator[None]:
         vars(should_stop_early).clear()  # .best and .num_runs, for --patience
 
 
+def run_fairseq(command: str, words: list[str], stdin: str = "") -> Result:
+    """Run a fairseq command in this process."""
+    main = importlib.import_module(command.replace("fairseq-", "fairseq_cli.")).cli_main
+    text, code = io.StringIO(), 0
+    with fairseq_state_kept(text), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        sys.argv, sys.stdin = [command, *words], io.StringIO(stdin)
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+            if isinstance(exit_.code, str):
+                print(exit_.code)
+    return Result(code, text.getvalue())
+
+
 @pytest.fixture(scope="session")
 def cli() -> Callable[..., Result]:
     """Run a fairseq command in this process: `cli("fairseq-generate", data, "--path", file) -> Result`.
@@ -271,20 +286,10 @@ def cli() -> Callable[..., Result]:
     """
 
     def run(command: str, *flags: object, stdin: str = "", check: bool = True) -> Result:
-        main = importlib.import_module(command.replace("fairseq-", "fairseq_cli.")).cli_main
         workers = [] if command == "fairseq-interactive" else ["--num-workers", "0"]
-        text, code = io.StringIO(), 0
-        with fairseq_state_kept(text), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            sys.argv = [command, *map(str, flags), "--user-dir", str(ROOT / "fairseq_resid"), "--cpu", *workers]
-            sys.stdin = io.StringIO(stdin)
-            try:
-                main()
-            except SystemExit as exit_:
-                code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-                if isinstance(exit_.code, str):
-                    print(exit_.code)
-        result = Result(code, text.getvalue())
-        assert code == 0 or not check, result.output
+        words = [*map(str, flags), "--user-dir", str(ROOT / "fairseq_resid"), "--cpu", *workers]
+        result = run_fairseq(command, words, stdin)
+        assert result.code == 0 or not check, result.output
         return result
 
     return run
