@@ -15,18 +15,16 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib import cbook
 from torch import Tensor
 
 from fairseq_resid import connections, records
-from fairseq_resid.analysis import analyze, attention, curves, plots, style
+from fairseq_resid.analysis import analyze, attention, curves
 from fairseq_resid.analysis.figures import analyze as analysed
 from fairseq_resid.analysis.figures import learned
 from fairseq_resid.analysis.model import choose_examples, load_for_analysis
 from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
-from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
+from fairseq_resid.analysis.results import BINS, Analysis
 from fairseq_resid.connections import sites
-from fairseq_resid.runs.made_from import FileState
 from fairseq_resid.runs.run import Run, RunRecord
 from fairseq_resid.scoring.loading import Loaded
 from fairseq_resid.scoring.translation import TRANSLATION
@@ -357,25 +355,6 @@ def test_learning_curves_of_seeds_form_a_band(tmp_path: Path) -> None:
     out = tmp_path / "curves.svg"
     assert curves.main([*map(str, paths), str(tmp_path / "other"), "--out", str(out)]) == 0
     assert "svg" in out.read_text()[:200]
-
-
-@pytest.mark.parametrize("name", ["cost$x_{1$", "a$b$"])
-def test_plot_labels_show_any_name_as_text(name: str, tmp_path: Path) -> None:
-    """matplotlib reads text between two $ signs as a formula."""
-    out = tmp_path / "curves.svg"
-    assert curves.main([str(made_up(tmp_path / name, 1, 0.0)), "--out", str(out)]) == 0
-    ElementTree.parse(out)
-    drawn = style.plain(name)
-    assert not cbook.is_math_text(drawn) and drawn.replace(r"\$", "$") == name
-    site = Site(name, 0, name, 1.0, 1.0, 1.0, 0.3, 3.2, 1.0, 1.0, {name: Coefficient(0.5, 0.1, 0.4, [1] * BINS)})
-    found = Analysis(
-        name, "a.pt", 1, name, {}, name, name, 1, True, 1, 3.0, 3.1, {name: site}, FileState("a.pt", 1, 1),
-        learning={name: {name: [(1, 0.5), (2, 0.6)]}},
-    )  # fmt: skip
-    for path in plots.draw_analysis(found, tmp_path / "plots").values():
-        ElementTree.parse(path)
-    attention.draw_attention([name], [name], [[[1.0]]], tmp_path / "attention.svg")
-    ElementTree.parse(tmp_path / "attention.svg")
 
 
 def test_curves_survive_truncated_logs_and_restarted_runs(tmp_path: Path, capsys: Any) -> None:

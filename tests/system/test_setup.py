@@ -194,14 +194,6 @@ def test_later_plain_run_keeps_the_test_tools(made):
     assert len(calls) == 3 and "[fairseq,test]" in calls[-1], "pip updates the environment in place"
 
 
-def test_stamp_of_an_older_version_keeps_the_test_tools(made):
-    made.make("--with-tests")
-    stamp = made.venv / ".setup-stamp"
-    lines = stamp.read_text().splitlines(keepends=True)
-    stamp.write_text("".join([lines[0], "older inputs\n", "[test]\n", *lines[3:]]))
-    assert made.setup()[1][-1].endswith(f" -e {made.root}[fairseq,test]")
-
-
 @pytest.mark.parametrize("file", ["setup.py", "constraints/fairseq-fixed.txt", "fairseq_resid/version.py"])
 def test_changed_input_updates_the_environment(made, file):
     with open(made.root / file, "a") as text:
