@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 # This is set before torch is imported and overrides the shell's value, because the tests share their machine and the
 # order of summation must not depend on the number of threads. Workers and the commands that tests start inherit the
@@ -50,6 +50,8 @@ ADJECTIVES = {"red": "ruga", "old": "olda", "quick": "rapi", "small": "etta", "w
 NOUNS = {"fox": "vulpo", "king": "rego", "river": "flumo", "ship": "navo", "wolf": "lupo", "bird": "birdo"}
 VERBS = {"sees": "vidas", "follows": "sekvas", "finds": "trovas", "loves": "amas", "fears": "timas"}
 
+# The parts of the tests' names that run first, the longest first.
+LONGEST = ("test_readme.py", "test_new_structure.py", "test_wheel.py", "tests/system/", "tests/runs/")
 
 # fairseq's own model at the size of our _tiny architectures.
 STOCK = shlex.split("""
@@ -114,7 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Deselect tests marked `long` unless -m names this mark, and with --core also tests marked `slow`.
 
     With --structure, deselect all tests that do not belong to these structures.
-    The longest test runs first, so that other workers can run the rest meanwhile.
+    The longest tests run first, so that no worker waits for another one at the end.
     """
     if chosen := config.getoption("--structure"):
         from support import structures
@@ -130,7 +132,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out := [item for item in items if any(map(item.get_closest_marker, marks))]:
         items[:] = [item for item in items if item not in left_out]
         config.hook.pytest_deselected(items=left_out)
-    items.sort(key=lambda item: "test_readme.py" not in item.nodeid)
+    items.sort(key=lambda item: next((n for n, part in enumerate(LONGEST) if part in item.nodeid), len(LONGEST)))
 
 
 def sentence_pair(choose: random.Random) -> tuple[str, str]:
@@ -165,26 +167,26 @@ def one_thread() -> None:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def preprocess_in_this_process() -> Iterator[None]:
-    """Let data preparations in this process also run fairseq-preprocess here, because a separate process takes seconds.
+def fairseq_in_this_process() -> Iterator[None]:
+    """Let preparation and evaluation in this process also run fairseq-preprocess and fairseq-generate here.
 
-    Preparations that tests start as commands still run it in a separate process, as they do for users.
+    A separate process takes seconds. Commands that tests start still use one, as they do for users.
     """
     from fairseq_resid.cli import children
     from fairseq_resid.data.text import fairseq_preprocess
+    from fairseq_resid.scoring import decoding
 
-    def run(words: list[str], *_: Any, **__: Any) -> int:
-        from fairseq import options
-        from fairseq_cli import preprocess
+    def run(words: list[str], output: IO[bytes], *_: Any, **__: Any) -> int:
+        command = Path(words[0]).name
+        workers = ["--num-workers", "0"] if command == "fairseq-generate" else []
+        found = run_fairseq(command, [*words[1:], *workers])
+        output.write(found.output.encode())
+        return found.code
 
-        text = io.StringIO()
-        with fairseq_state_kept(text), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            preprocess.main(options.get_preprocessing_parser().parse_args(words[1:]))
-        return 0
-
-    here = types.SimpleNamespace(program=children.program, show=children.show, run=run)
+    here = types.SimpleNamespace(**{**vars(children), "run": run})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fairseq_preprocess, "children", here)
+        for module in (fairseq_preprocess, decoding):
+            patch.setattr(module, "children", here)
         yield
 
 
@@ -260,6 +262,21 @@ def fairseq_state_kept(text: io.StringIO) -> Iterator[None]:
         vars(should_stop_early).clear()  # .best and .num_runs, for --patience
 
 
+def run_fairseq(command: str, words: list[str], stdin: str = "") -> Result:
+    """Run a fairseq command in this process."""
+    main = importlib.import_module(command.replace("fairseq-", "fairseq_cli.")).cli_main
+    text, code = io.StringIO(), 0
+    with fairseq_state_kept(text), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
+        sys.argv, sys.stdin = [command, *words], io.StringIO(stdin)
+        try:
+            main()
+        except SystemExit as exit_:
+            code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+            if isinstance(exit_.code, str):
+                print(exit_.code)
+    return Result(code, text.getvalue())
+
+
 @pytest.fixture(scope="session")
 def cli() -> Callable[..., Result]:
     """Run a fairseq command in this process: `cli("fairseq-generate", data, "--path", file) -> Result`.
@@ -269,20 +286,10 @@ def cli() -> Callable[..., Result]:
     """
 
     def run(command: str, *flags: object, stdin: str = "", check: bool = True) -> Result:
-        main = importlib.import_module(command.replace("fairseq-", "fairseq_cli.")).cli_main
         workers = [] if command == "fairseq-interactive" else ["--num-workers", "0"]
-        text, code = io.StringIO(), 0
-        with fairseq_state_kept(text), contextlib.redirect_stdout(text), contextlib.redirect_stderr(text):
-            sys.argv = [command, *map(str, flags), "--user-dir", str(ROOT / "fairseq_resid"), "--cpu", *workers]
-            sys.stdin = io.StringIO(stdin)
-            try:
-                main()
-            except SystemExit as exit_:
-                code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
-                if isinstance(exit_.code, str):
-                    print(exit_.code)
-        result = Result(code, text.getvalue())
-        assert code == 0 or not check, result.output
+        words = [*map(str, flags), "--user-dir", str(ROOT / "fairseq_resid"), "--cpu", *workers]
+        result = run_fairseq(command, words, stdin)
+        assert result.code == 0 or not check, result.output
         return result
 
     return run

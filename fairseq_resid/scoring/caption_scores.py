@@ -79,25 +79,21 @@ def tokenise(lines: Sequence[str]) -> list[str]:
     return [" ".join(word for word in line.split() if word not in PUNCTUATIONS) for line in found[:-1]]
 
 
-def score(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
-    """Score one caption per image with every measure that can be computed here.
+def score(outputs: Sequence[Sequence[str]], references: Sequence[Sequence[str]]) -> list[Scores]:
+    """Score the outputs of one or more models, one caption per image, with every measure that can be computed here.
 
+    The models share the processes of the tokeniser and of METEOR, which take seconds to start.
     Raises: MissingPackage if pycocoevalcap or Java is missing; ChildProcessError if the tokeniser fails.
     """
     installed = folder()
-    tokens = tokenise([*captions, *(text for texts in references for text in texts)])
-    hypotheses = {image: [caption] for image, caption in enumerate(tokens[: len(captions)])}
-    rest = iter(tokens[len(captions) :])
-    expected = {image: [next(rest) for _ in texts] for image, texts in enumerate(references)}
+    tokens = iter(tokenise([text for texts in (*references, *outputs) for text in texts]))
+    expected = {image: [next(tokens) for _ in texts] for image, texts in enumerate(references)}
+    hypotheses = [{image: [next(tokens)] for image in expected} for _ in outputs]
     from pycocoevalcap.bleu.bleu import Bleu
     from pycocoevalcap.cider.cider import Cider
     from pycocoevalcap.meteor.meteor import Meteor
     from pycocoevalcap.rouge.rouge import Rouge
 
-    bleu, _ = Bleu(4).compute_score(expected, hypotheses, verbose=0)
-    rouge, _ = Rouge().compute_score(expected, hypotheses)
-    cider, by_image = Cider().compute_score(expected, hypotheses)
-    values = {CIDER: cider, **{f"BLEU-{size}": value for size, value in enumerate(bleu, start=1)}, "ROUGE-L": rouge}
     programs, absent = {"METEOR": Meteor}, dict[str, str]()
     if any((installed / "spice" / "lib").glob("stanford-corenlp-*-models.jar")):
         from pycocoevalcap.spice.spice import Spice  # downloads the language models otherwise
@@ -105,11 +101,20 @@ def score(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Score
         programs["SPICE"] = Spice
     else:
         absent["SPICE"] = "its language models are not installed"
+    beside: dict[str, list[float]] = {}
     for name, program in programs.items():
         try:
-            values[name] = program().compute_score(expected, hypotheses)[0]
+            scorer = program()
+            beside[name] = [scorer.compute_score(expected, each)[0] for each in hypotheses]
         except (ValueError, OSError, subprocess.SubprocessError) as error:
             absent[name] = f"its program failed ({type(error).__name__})"
-    return Scores(
-        {name: 100 * float(value) for name, value in values.items()}, [100 * float(one) for one in by_image], absent
-    )
+    found = []
+    for place, each in enumerate(hypotheses):
+        bleu, _ = Bleu(4).compute_score(expected, each, verbose=0)
+        rouge, _ = Rouge().compute_score(expected, each)
+        cider, by_image = Cider().compute_score(expected, each)
+        values = {CIDER: cider, **{f"BLEU-{size}": value for size, value in enumerate(bleu, start=1)}, "ROUGE-L": rouge}
+        values |= {name: scores[place] for name, scores in beside.items()}
+        times_100 = {name: 100 * float(value) for name, value in values.items()}
+        found.append(Scores(times_100, [100 * float(one) for one in by_image], absent))
+    return found

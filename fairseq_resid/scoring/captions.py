@@ -110,8 +110,9 @@ class Captioning(TextTask[CaptionData], ExampleTask[CaptionData]):
         references = job.data.references(job.subset)
         signature, lines = caption_scores.signature(references.texts), list[str]()
         scores: dict[str, dict[str, Scored]] = {}
-        for model in job.models():
-            found = caption_scores.score(translate(job, model, lock), references.texts)
+        models = job.models()
+        outputs = [translate(job, model, lock) for model in models]
+        for model, found in zip(models, caption_scores.score(outputs, references.texts), strict=True):
             by_image = zip(references.ids, found.cider, references.texts, strict=True)
             CaptionScore.write(
                 job.decoded(model.name, "cider"),

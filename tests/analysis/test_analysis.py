@@ -15,22 +15,22 @@ from typing import Any
 
 import pytest
 import torch
-from matplotlib import cbook
 from torch import Tensor
 
 from fairseq_resid import connections, records
-from fairseq_resid.analysis import analyze, attention, curves, plots, style
+from fairseq_resid.analysis import analyze, attention, curves
 from fairseq_resid.analysis.figures import analyze as analysed
 from fairseq_resid.analysis.figures import learned
 from fairseq_resid.analysis.model import choose_examples, load_for_analysis
 from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
-from fairseq_resid.analysis.results import BINS, Analysis, Coefficient, Site
+from fairseq_resid.analysis.results import BINS, Analysis
 from fairseq_resid.connections import sites
-from fairseq_resid.runs.made_from import FileState
 from fairseq_resid.runs.run import Run, RunRecord
 from fairseq_resid.scoring.loading import Loaded
 from fairseq_resid.scoring.translation import TRANSLATION
 from support import structures
+
+pytestmark = pytest.mark.once
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +42,7 @@ def text(loaded: Loaded, max_tokens: int = 4096, count: int = 20) -> list[Any]:
     return list(TRANSLATION.batches(loaded, "valid", choose_examples(loaded, "valid", count), max_tokens))
 
 
+@pytest.mark.both
 def test_measurements_equal_those_of_single_sentences(sas: Loaded) -> None:
     """Coefficient statistics, norms and the branch share at a site equal those of one forward pass per sentence."""
     observer, nll, tokens = observe(sas.model, text(sas))
@@ -132,6 +133,7 @@ def test_switched_off_site_is_reported(sas: Loaded) -> None:
     assert before / tokens != pytest.approx(without, rel=1e-3) and "forward" not in vars(site)
 
 
+@pytest.mark.both
 @structures.each
 def test_coefficients_of_every_structure_are_measured(name: str, sas: Loaded) -> None:
     config = SimpleNamespace(model=Namespace(**vars(sas.cfg.model)), common=sas.cfg.common)
@@ -174,6 +176,7 @@ def test_analysis_reports_effective_ratio_of_rskip() -> None:
     torch.testing.assert_close(site.coefficients(x, f)["ratio"], 1 + one + one * two, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.both
 @pytest.mark.parametrize("residual", ["sas", "admin"])
 def test_initial_model_equals_the_model_before_the_first_update(
     residual: str, train: Callable[..., Any], corpus: Path, tmp_path: Path
@@ -185,6 +188,7 @@ def test_initial_model_equals_the_model_before_the_first_update(
         assert torch.equal(value, start[key]), key
 
 
+@pytest.mark.both
 def test_stock_model_is_analyzed_without_coefficients(stock_checkpoint: Path, corpus: Path) -> None:
     loaded = load_for_analysis(stock_checkpoint.parent, corpus, cpu=True)
     found = analysed(loaded, "valid", 10, 4096, False)
@@ -279,22 +283,6 @@ def test_analyze_writes_results_and_names_missing_runs(
     assert not found.is_of(copy, other, "valid", 8, False)
 
 
-@pytest.mark.parametrize(
-    ("flags", "error"),
-    [
-        (["--subset", "nowhere"], "has no binarised nowhere set"),
-        (["--checkpoint", "checkpoint9.pt"], "checkpoint9.pt: no such checkpoint"),
-        (["--data", "/nowhere"], "/nowhere"),
-    ],
-)
-def test_analyze_names_missing_inputs(
-    flags: list[str], error: str, sas_checkpoint: Path, corpus: Path, capsys: Any
-) -> None:
-    given = [] if "--data" in flags else ["--data", str(corpus)]
-    assert analyze.main([str(sas_checkpoint.parent), "--cpu", *flags, *given]) == 2
-    assert error in capsys.readouterr().err
-
-
 def test_attention_decodes_with_settings_of_the_run(
     sas_checkpoint: Path, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -319,6 +307,7 @@ def test_attention_decodes_with_settings_of_the_run(
     assert {"beam_size": 5, "len_penalty": 1.0, "max_len_a": 1.0, "max_len_b": 9}.items() <= seen.items()
 
 
+@pytest.mark.both
 def test_attention_is_a_distribution_over_the_source(
     sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any
 ) -> None:
@@ -368,25 +357,6 @@ def test_learning_curves_of_seeds_form_a_band(tmp_path: Path) -> None:
     assert "svg" in out.read_text()[:200]
 
 
-@pytest.mark.parametrize("name", ["cost$x_{1$", "a$b$"])
-def test_plot_labels_show_any_name_as_text(name: str, tmp_path: Path) -> None:
-    """matplotlib reads text between two $ signs as a formula."""
-    out = tmp_path / "curves.svg"
-    assert curves.main([str(made_up(tmp_path / name, 1, 0.0)), "--out", str(out)]) == 0
-    ElementTree.parse(out)
-    drawn = style.plain(name)
-    assert not cbook.is_math_text(drawn) and drawn.replace(r"\$", "$") == name
-    site = Site(name, 0, name, 1.0, 1.0, 1.0, 0.3, 3.2, 1.0, 1.0, {name: Coefficient(0.5, 0.1, 0.4, [1] * BINS)})
-    found = Analysis(
-        name, "a.pt", 1, name, {}, name, name, 1, True, 1, 3.0, 3.1, {name: site}, FileState("a.pt", 1, 1),
-        learning={name: {name: [(1, 0.5), (2, 0.6)]}},
-    )  # fmt: skip
-    for path in plots.draw_analysis(found, tmp_path / "plots").values():
-        ElementTree.parse(path)
-    attention.draw_attention([name], [name], [[[1.0]]], tmp_path / "attention.svg")
-    ElementTree.parse(tmp_path / "attention.svg")
-
-
 def test_curves_survive_truncated_logs_and_restarted_runs(tmp_path: Path, capsys: Any) -> None:
     began = "2026-01-01 02:00:00 | INFO | fairseq_cli.train | {'_name': None}"
     lines = [
@@ -421,6 +391,7 @@ def test_runs_with_the_same_name_get_two_lines(tmp_path: Path) -> None:
     assert sorted(curves.group_by_setting([Run(path) for path in paths])) == sorted(map(str, paths))
 
 
+@pytest.mark.both
 def test_overlong_sentences_are_skipped(train: Callable[..., Any], corpus: Path, tmp_path: Path) -> None:
     longest = ["--max-source-positions", 20, "--max-target-positions", 20, "--skip-invalid-size-inputs-valid-test"]
     train(tmp_path, "--encoder-learned-pos", "--decoder-learned-pos", *longest, "--decoder-embed-dim", 32,

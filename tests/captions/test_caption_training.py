@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fairseq_resid import tasks
-from fairseq_resid.__main__ import main
 from fairseq_resid.data.captions import caption_folder as folder
 from fairseq_resid.evaluation import averaging
 from fairseq_resid.runs.run import Run
@@ -97,11 +96,3 @@ def test_stock_generate_describes_each_image_once(data: Path, trained: list[Path
     words = {row.split()[0] for row in (data / folder.DICTIONARY).read_text().splitlines()}
     texts = [row.split("\t")[1] for row in found.values()]
     assert all(text and set(text.split()) <= words for text in texts)
-
-
-def test_captions_are_refused_by_other_tasks(data: Path, tmp_path: Path, capsys: Capture) -> None:
-    run = ["--run", str(tmp_path / "run")]
-    assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", *run]) == 2
-    assert "contains captions, but the recipe's task requires text" in capsys.readouterr().err
-    assert main(["train", "multi30k-en-de", "--arch", "captioning_sas", *run]) == 2
-    assert "a model for captions, but the recipe's task is translation; choose one for text" in capsys.readouterr().err

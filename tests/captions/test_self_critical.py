@@ -120,7 +120,6 @@ def test_validation_scores_greedy_captions(task: ImageCaptioningTask) -> None:
     assert size == sample["ntokens"] and logged["captions"] == 4
 
 
-@pytest.mark.both
 def test_reward_rises_and_training_resumes_bitwise(data: Path, trained: list[Path], tmp_path: Path) -> None:
     changed = FLAGS.replace("label_smoothed_cross_entropy --label-smoothing 0.1", "self_critical --sampled-length 10")
     recipe, whole, halves = tmp_path / "pets.txt", tmp_path / "whole", tmp_path / "halves"
@@ -137,7 +136,6 @@ def test_reward_rises_and_training_resumes_bitwise(data: Path, trained: list[Pat
     assert all(torch.equal(weights(halves)[name], value) for name, value in weights(whole).items())
 
 
-@pytest.mark.both
 def test_two_processes_train_one_model(data: Path, trained: list[Path], tmp_path: Path) -> None:
     changed = FLAGS.replace("label_smoothed_cross_entropy --label-smoothing 0.1", "self_critical --sampled-length 10")
     recipe, run = tmp_path / "pets.txt", tmp_path / "two"

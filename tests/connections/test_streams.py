@@ -14,6 +14,8 @@ from support import structures
 from support.stacks import C, Stack, branch, move, moved_stack, places, whole
 from support.structures import each, each_variant, spec
 
+pytestmark = pytest.mark.once  # needs only torch
+
 STACKS = [(name, options) for name in structures.NAMES if spec(name).stack for options in spec(name).examples]
 VARIANTS = [case for case in structures.variants().values() if case not in STACKS]
 

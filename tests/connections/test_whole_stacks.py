@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from torch import nn
 
 from fairseq_resid import connections
 from fairseq_resid.connections import NORMS
 from support.stacks import KINDS, C, Stack, places
 from support.structures import each_variant
+
+pytestmark = pytest.mark.once  # needs only torch
 
 
 @each_variant

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 import shutil
 from pathlib import Path
 
@@ -11,9 +10,12 @@ import pytest
 
 from support.preparing import build, content, record_of
 
+pytestmark = pytest.mark.once
+
 COUNTS = {"train": 301, "valid": 43, "test": 203}
 
 
+@pytest.mark.both
 def test_data_folder_has_expected_files(corpus: Path, raw_text: dict[str, Path]) -> None:
     binary = {f"{split}.en-xx.{side}.{kind}" for split in COUNTS for side in ("en", "xx") for kind in ("bin", "idx")}
     reference = {f"ref/{split}.{side}" for split in ("valid", "test") for side in ("en", "xx")}
@@ -26,6 +28,7 @@ def test_data_folder_has_expected_files(corpus: Path, raw_text: dict[str, Path])
     assert not corpus.with_name("data.partial").exists()
 
 
+@pytest.mark.both
 def test_corpus_json_records_the_preparation(corpus: Path, raw_text: dict[str, Path]) -> None:
     import sentencepiece
 
@@ -55,6 +58,7 @@ def test_corpus_json_records_the_preparation(corpus: Path, raw_text: dict[str, P
             assert count == sum(len(pieces.encode(line)) for line in lines)
 
 
+@pytest.mark.both
 def test_binary_files_contain_the_text(corpus: Path, raw_text: dict[str, Path]) -> None:
     from fairseq.data import Dictionary, data_utils
 
@@ -117,14 +121,3 @@ def test_texts_may_share_a_name_in_different_folders(raw_text: dict[str, Path], 
         assert build(prefixes, tmp_path / "data") == 0
     record = record_of(tmp_path / "data")
     assert [item["lines"] for item in record["texts"].values()] == [301, 301, 43, 43, 203, 203]
-
-
-def test_impossible_vocabulary_size_is_reported(
-    raw_text: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The bound in the message is exact: the text can be prepared with it."""
-    assert build(raw_text, tmp_path / "data", "--vocab-size", 30_000) == 2
-    end = "error: --vocab-size 30000: must be at most ([0-9]+) for this training text\n"
-    found = re.search(f"{end}$", capsys.readouterr().err)
-    assert not (tmp_path / "data").exists()
-    assert found and build(raw_text, tmp_path / "data", "--vocab-size", found[1]) == 0

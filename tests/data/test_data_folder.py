@@ -112,12 +112,3 @@ def test_training_refuses_a_damaged_data_folder(corpus: Path, tmp_path: Path) ->
         data_folder.check(data)
     shutil.copy(corpus / "valid.en-xx.xx.idx", data)
     launch.check_data(TrainingCommand.parse([str(data), "--arch", "transformer"]))
-
-
-def test_card_describes_the_preparation_of_the_data(corpus: Path) -> None:
-    from fairseq_resid.evaluation import card
-
-    found = Corpus.read(corpus)
-    assert found.unverified == () and found.preparation["vocab_size"] == 90
-    said = "vocab_size 90, form plain, plain_form moses, normalize none, clean False, deduplicate False"
-    assert said in card.prepared(found.preparation)

@@ -18,7 +18,14 @@ from support.preparing import build
 from support.trainings import SETTINGS
 
 
-@pytest.mark.parametrize(("source", "target"), [("zh-Hans", "pt-BR"), ("en", "zh.x"), ("pt-BR", "pt")])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("zh-Hans", "pt-BR"),
+        pytest.param("en", "zh.x", marks=pytest.mark.once),
+        pytest.param("pt-BR", "pt", marks=pytest.mark.once),
+    ],
+)
 def test_every_command_works(
     source: str, target: str, raw_text: dict[str, Path], cli: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -14,6 +14,8 @@ from fairseq_resid.data.text import custom
 from support.preparing import decoded, main
 from support.trainings import SETTINGS
 
+pytestmark = pytest.mark.once
+
 Capture = pytest.CaptureFixture[str]
 
 
@@ -46,6 +48,7 @@ def test_vocabulary_of_another_folder_is_used(corpus: Path, domain: dict[str, Pa
     assert (tmp_path / "own" / "dict.en.txt").read_bytes() != (corpus / "dict.en.txt").read_bytes()
 
 
+@pytest.mark.both
 def test_model_is_fine_tuned_in_the_other_direction(
     corpus: Path, domain: dict[str, Path], cli: Callable[..., Any], sas_checkpoint: Path, tmp_path: Path
 ) -> None:

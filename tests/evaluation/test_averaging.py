@@ -7,7 +7,6 @@ import hashlib
 import shutil
 import subprocess
 import sys
-import venv
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -281,6 +280,7 @@ def test_average_in_a_run_folder_removes_the_note_on_an_earlier_one(
     assert not (tmp_path / "averaged.json").exists() and (tmp_path / "other.json").exists()
 
 
+@pytest.mark.once
 def test_options_that_do_not_apply_are_refused(files: list[Path], tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "out.pt"
     assert "--last" in run(capsys, "--inputs", *files, "--last", 2, "--output", out)[1]
@@ -333,39 +333,7 @@ def test_kill_keeps_old_output_and_script_runs_anywhere(files: list[Path], tmp_p
     assert not list(tmp_path.glob("*.partial"))
 
 
-# --- the environment
-
-STAND_IN = r"""#!/bin/sh
-printf '%s\n' "$0" "$PYTHONPATH" "$@"
-"""
-
-
-def stand_in(environment: Path) -> Path:
-    """Create an environment whose Python prints its arguments."""
-    python = environment / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text(STAND_IN)
-    python.chmod(0o755)
-    return python
-
-
-@pytest.fixture
-def project(tmp_path: Path) -> Path:
-    """Return a copy of the project's scripts and a link to the package, without an environment."""
-    root = tmp_path / "project"
-    (root / "scripts").mkdir(parents=True)
-    for name in ("average_checkpoints.py", "environment.sh", "evaluate.sh"):
-        shutil.copy(ROOT / "scripts" / name, root / "scripts")
-    (root / "fairseq_resid").symlink_to(ROOT / "fairseq_resid")
-    return root
-
-
-@pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the path of a Python without any packages."""
-    folder = tmp_path_factory.mktemp("bare")
-    venv.create(folder, symlinks=True)
-    return folder / "bin" / "python3"
+# --- memory
 
 
 def test_slices_of_one_storage_are_averaged(tmp_path: Path) -> None:
@@ -380,66 +348,7 @@ def test_slices_of_one_storage_are_averaged(tmp_path: Path) -> None:
     assert torch.equal(found["b"], whole[4:] * 1.5) and found["a"].data_ptr() == found["c"].data_ptr()
 
 
-def run_script(
-    python: Path | str, script: Path, *words: str, cwd: Path, **variables: str
-) -> subprocess.CompletedProcess[str]:
-    """Run average_checkpoints.py with `python`, or another script with `python` first on PATH."""
-    path = f"{Path(python).parent}:/usr/bin:/bin"
-    command = [str(python), str(script), *words] if script.suffix == ".py" else [str(script), *words]
-    environment = {"PATH": path, "HOME": str(cwd), **variables}
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
-
-
-COMMANDS = {"average_checkpoints.py": "average", "evaluate.sh": "evaluate"}
-scripts = pytest.mark.parametrize("name", COMMANDS)
-
-
-@pytest.mark.parametrize("given", ["absolute", "relative", "beside", "relative and beside"])
-@scripts
-def test_any_python_finds_the_environment(name: str, given: str, project: Path, bare: Path, tmp_path: Path) -> None:
-    words = ["--inputs", "a b.pt", "*", "", "--output", "x"]
-    elsewhere = tmp_path / "else where"
-    elsewhere.mkdir()
-    variables = {}
-    if "beside" in given:
-        expected = stand_in(project / ".venv")
-    if given == "absolute":
-        expected = stand_in(tmp_path / "own")
-        variables["FAIRSEQ_RESID_VENV"] = str(tmp_path / "own")
-    elif "relative" in given:
-        expected = stand_in(elsewhere / "own")
-        variables["FAIRSEQ_RESID_VENV"] = "own"
-    script = project / "scripts" / name
-    done = run_script(bare, script, *words, cwd=elsewhere, PYTHONPATH="/before", **variables)
-    assert (done.returncode, done.stderr) == (0, "")
-    python, path, *rest = done.stdout.splitlines()
-    assert (elsewhere / python, path, rest) == (
-        expected,
-        f"{project}:/before",
-        ["-m", "fairseq_resid", COMMANDS[name], *words],
-    )
-
-
-@scripts
-def test_script_uses_current_python_without_environment(name: str, project: Path, bare: Path, tmp_path: Path) -> None:
-    script = project / "scripts" / name
-    done = run_script(sys.executable, script, "--help", cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith(f"usage: fairseq-resid {COMMANDS[name]} "), done.stderr
-    done = run_script(bare, script, "--help", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (3, "") and len(done.stderr.splitlines()) == 1
-    assert str(project / ".venv") in done.stderr and done.stderr.endswith("; run scripts/setup.sh\n")
-    done = run_script(sys.executable, script, "--help", cwd=tmp_path, FAIRSEQ_RESID_VENV="none")
-    assert (done.returncode, done.stdout) == (3, "") and len(done.stderr.splitlines()) == 1
-    assert "none" in done.stderr and done.stderr.endswith(": no such environment; run scripts/setup.sh\n")
-
-
-def test_script_returns_exit_code_of_averaging(tmp_path: Path) -> None:
-    words = ["--inputs", str(tmp_path), "--output", str(tmp_path / "out.pt")]
-    environment = {"FAIRSEQ_RESID_VENV": sys.prefix}
-    done = run_script(sys.executable, SCRIPT, *words, cwd=tmp_path, **environment)
-    assert done.returncode == 2 and done.stderr.splitlines()[-1].startswith("fairseq-resid average: error: ")
-
-
+@pytest.mark.once
 def test_memory_is_largest_checkpoint_plus_one_model(tmp_path: Path) -> None:
     if not Path("/proc/self/status").exists():
         pytest.skip("needs Linux's /proc")

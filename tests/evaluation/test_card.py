@@ -11,6 +11,8 @@ from fairseq_resid.evaluation import card
 from fairseq_resid.runs.run import Run
 from support.evaluation import SENTENCES
 
+pytestmark = pytest.mark.once
+
 Capture = pytest.CaptureFixture[str]
 
 

@@ -154,18 +154,3 @@ def test_hypotheses_that_do_not_match_results_are_refused(data: Path, capsys: Ca
     hypotheses.unlink()
     assert compare.main([str(one), str(two)]) == 2
     assert "no such file" in capsys.readouterr().err
-
-
-def test_folder_without_evaluated_run_is_reported(data: Path, capsys: Capture) -> None:
-    one, empty = evaluated(data, "one", 0.8), data.parent / "empty"
-    empty.mkdir()
-    assert compare.main([str(one), str(empty)]) == 2
-    assert "empty: not a run folder" in capsys.readouterr().err
-    (empty / "run.json").touch()
-    assert compare.main([str(one), str(empty)]) == 2
-    assert f"no such file: run fairseq-resid evaluate {empty} first" in capsys.readouterr().err
-    assert compare.main([str(one), str(empty), "--subset", "valid"]) == 2
-    assert f"no such file: run fairseq-resid evaluate {one} --subset valid first" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        compare.main([str(one)])
-    assert "must be at least two" in capsys.readouterr().err

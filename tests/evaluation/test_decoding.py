@@ -18,6 +18,8 @@ from fairseq_resid.scoring.task import ScoredModel, ScoringJob
 from fairseq_resid.scoring.translation import TRANSLATION
 from support.evaluation import BIN
 
+pytestmark = pytest.mark.once
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

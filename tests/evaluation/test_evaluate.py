@@ -7,7 +7,6 @@ import json
 import math
 import re
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,12 @@ from fairseq_resid.runs.settings import Settings
 from fairseq_resid.scoring import decoding, likelihood, translation_scores
 from support.evaluation import BIN, SENTENCES, SIGNATURE, Decoder, arguments, refuse, shell
 
+pytestmark = pytest.mark.once
+
 Capture = pytest.CaptureFixture[str]
 
 
+@pytest.mark.both
 def test_evaluation_runs_end_to_end(evaluated: str, here: Run) -> None:
     results = json.loads(here.results().read_text())
     references = read_lines(Path("data/ref/test.fr"))
@@ -69,6 +71,7 @@ def test_evaluation_runs_end_to_end(evaluated: str, here: Run) -> None:
     assert results["test_set"] == hashlib.sha256(references.encode()).hexdigest()
 
 
+@pytest.mark.both
 def test_nll_equals_score_reference_of_fairseq_generate(evaluated: str, here: Run, tmp_path: Path) -> None:
     """fairseq-generate --score-reference gives the log-probability (base 2) of every reference token."""
     flags = f"data --user-dir {children.PACKAGE} --path {here.averaged} --gen-subset test --score-reference --cpu"
@@ -96,6 +99,7 @@ def test_damaged_data_is_not_evaluated(evaluated: str, here: Run, tmp_path: Path
     assert "damaged: ref/test.fr has 7 bytes" in capsys.readouterr().err
 
 
+@pytest.mark.both
 def test_hypotheses_are_in_data_order(evaluated: str, here: Run) -> None:
     log = read_lines(here.decode / "test.last.log")
     hypotheses = read_lines(here.decode / "test.last.hyp")
@@ -199,28 +203,6 @@ def test_missing_hypotheses_give_an_error(copy: Run, decoder: Decoder, capsys: C
     assert copy.results().read_text() == "old" and not (copy.decode / "test.averaged.hyp").exists()
 
 
-def test_failing_generate_shows_its_log(copy: Run, capfd: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
-    copy.results().write_text("old")
-    failing = [sys.executable, "-c", "import sys; print('out'); sys.exit('cause')"]
-    monkeypatch.setattr(decoding, "generate_command", lambda *_: failing)
-    assert main(arguments(copy)) == 1
-    out, error = capfd.readouterr()
-    log = copy.decode / "test.averaged.log"
-    assert f"exit code 1; the last lines of {log}:\n    " in error and error.endswith("    cause\n")
-    assert sorted(log.read_text().split()) == ["cause", "out"]
-    assert "+ " in out and copy.results().read_text() == "old"
-
-
-def test_bad_input_is_refused_before_decoding(copy: Run, decoder: Decoder, capsys: Capture, tmp_path: Path) -> None:
-    refuse(capsys, [str(copy.path), "nowhere"], "contains only 4 update-numbered")  # default --last 10
-    refuse(capsys, [*arguments(copy), "nowhere"], "nowhere: no such run folder")
-    refuse(capsys, arguments(copy, "--by", "epoch"), "0 epoch-numbered")
-    refuse(capsys, arguments(copy, "--subset", "train"), "ref/train.fr: no such reference text")
-    refuse(capsys, [str(copy.path), "--last", "2", "--data", str(tmp_path)], "corpus.json: no such file; scoring and")
-    refuse(capsys, [str(copy.path), "--last", "2", "--data", "nowhere"], "nowhere: no such data folder")
-    assert not decoder.commands
-
-
 @pytest.mark.parametrize("damage", [Path.unlink, lambda file: file.unlink() or file.write_text("damaged")])
 def test_lost_last_checkpoint_is_restored_from_the_same_update(
     copy: Run, decoder: Decoder, capsys: Capture, damage: Any
@@ -235,15 +217,6 @@ def test_lost_last_checkpoint_is_restored_from_the_same_update(
     damage(copy.last)
     saved.unlink()
     refuse(capsys, arguments(copy), "missing or damaged, and the newest intact", before.name, "update 9 of 12")
-
-
-def test_run_without_intact_checkpoint_is_refused(copy: Run, capsys: Capture) -> None:
-    for file in copy.path.glob("checkpoint*.pt"):
-        file.unlink()
-        file.write_text("damaged")
-    refuse(capsys, arguments(copy), "checkpoint_last.pt: cannot be loaded")
-    copy.last.unlink()
-    refuse(capsys, arguments(copy), "checkpoint_last.pt: no such checkpoint")
 
 
 def test_scores_are_kept_if_the_card_fails(copy: Run, decoder: Decoder, capsys: Capture) -> None:

@@ -13,6 +13,8 @@ from fairseq_resid.fairseq_patches import load_checkpoint
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.trained_on import find_data
 
+pytestmark = pytest.mark.once
+
 
 def test_data_folder_is_found_from_checkpoint(here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     state = load_checkpoint(here.last)

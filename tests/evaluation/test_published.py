@@ -30,6 +30,8 @@ from fairseq_resid.runs.training_command import TrainingCommand
 from fairseq_resid.scoring import published, translation_scores
 from support.preparing import content
 
+pytestmark = pytest.mark.once
+
 Capture = pytest.CaptureFixture[str]
 SPLITS = {"train": 600, "val": 9, "test_2016_flickr": 9, "test_2017_flickr": 8, "test_2017_mscoco": 7}
 SPLITS["test_2018_flickr"] = 6
@@ -80,6 +82,7 @@ def run_prepare(raw: Path, out: Path, *flags: str) -> int:
     )
 
 
+@pytest.mark.both
 def test_published_profile_makes_a_data_folder(
     raw: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
 ) -> None:
@@ -133,18 +136,6 @@ def test_facts_that_differ_are_refused_and_named(
 def test_published_profile_cannot_be_changed(words: list[str], message: str, tmp_path: Path, capsys: Capture) -> None:
     assert prepare.main([*words, "--profile", "published", "--out", str(tmp_path / "data")]) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "data").exists()
-
-
-def test_corpus_without_a_split_is_refused(
-    raw: Path, tmp_path: Path, small_profile: dict[str, Any], capsys: Capture
-) -> None:
-    part = tmp_path / "part"
-    part.mkdir()
-    for path in raw.iterdir():
-        if not path.name.startswith("val"):
-            (part / path.name).write_bytes(path.read_bytes())
-    assert run_prepare(part, tmp_path / "data", "--allow-other-data") == 2
-    assert "val.en" in capsys.readouterr().err and not (tmp_path / "data").exists()
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +273,7 @@ def evaluated(run: Path, *flags: str) -> int:
     return evaluate.main([str(run), "--cpu", "--subset", "test", *flags])
 
 
+@pytest.mark.both
 def test_evaluation_follows_the_recipe_and_scores_tokens(trained: tuple[Path, Path], capsys: Capture) -> None:
     data, run = trained
     assert evaluated(run) == 0
@@ -377,11 +369,6 @@ def test_epochs_set_by_a_recipe_may_be_missing(trained: tuple[Path, Path], tmp_p
     assert "some checkpoints of epochs 3 to 9 do not exist; skipping their average" in capsys.readouterr().out
 
 
-def test_missing_epochs_are_reported(trained: tuple[Path, Path], capsys: Capture) -> None:
-    assert evaluated(trained[1], "--epochs", "4-6") == 2
-    assert "checkpoint5.pt: no such checkpoint; --epochs 4-6" in capsys.readouterr().err
-
-
 def test_translate_writes_readable_text(trained: tuple[Path, Path], raw: Path) -> None:
     from fairseq_resid.evaluation.translate import Translator
 
@@ -394,6 +381,7 @@ def test_translate_writes_readable_text(trained: tuple[Path, Path], raw: Path) -
 # --------------------------------------------------------------------------------------- checkpoints and patience
 
 
+@pytest.mark.both
 def test_only_the_last_checkpoint_keeps_the_optimizer(trained: tuple[Path, Path]) -> None:
     run = trained[1]
     files = sorted(run.glob("checkpoint*.pt"))
@@ -403,6 +391,7 @@ def test_only_the_last_checkpoint_keeps_the_optimizer(trained: tuple[Path, Path]
     assert all(torch.equal(last["model"][name], value) for name, value in numbered["model"].items())
 
 
+@pytest.mark.both
 def test_resuming_needs_the_optimizer_state(trained: tuple[Path, Path], tmp_path: Path) -> None:
     run = Run(tmp_path / "run")
     run.path.mkdir()
@@ -419,6 +408,7 @@ def states_equal(one: Any, other: Any) -> bool:
     return torch.equal(one, other) if isinstance(one, torch.Tensor) else bool(one == other)
 
 
+@pytest.mark.both
 def test_patience_and_optimizer_survive_a_stop(train: Callable[..., Result], tmp_path: Path) -> None:
     """The learning rate is too small to change weights, so validation never improves, but Adam's state changes."""
     flags = ["--lr", "1e-30", "--batch-size", "128", "--max-update", "60", "--patience", "3"]

@@ -17,6 +17,8 @@ from fairseq_resid.runs.run import Run
 from support.evaluation import SIGNATURE
 from support.scored_runs import data_folder
 
+pytestmark = pytest.mark.once
+
 Capture = pytest.CaptureFixture[str]
 
 

@@ -15,6 +15,8 @@ from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.training_log import Explosion
 from support.evaluation import BIN, shell
 
+pytestmark = pytest.mark.once
+
 FIRST = [  # one process; records of epoch 2 appear twice, because fairseq adds a log handler per epoch
     "{'_name': None, 'common': {'log_format': 'json'}}",
     '{"epoch": 1, "update": 0.4, "loss": "9", "wpb": "90", "num_updates": "4", "train_wall": "0", "wall": "3"}',
@@ -113,6 +115,7 @@ def test_explosion_is_the_largest_norm_far_above_the_median(logged: Callable[[li
     assert logged([*norms("0.5", "0.5", "0.5", "500"), *norms("0.5", "0.5", "0.5")[2:]]).explosion is None
 
 
+@pytest.mark.both
 def test_continued_run_reports_its_own_speed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Its first run stopped in the middle of an epoch."""
     flags = (
@@ -132,6 +135,7 @@ def test_continued_run_reports_its_own_speed(trained: Path, tmp_path: Path, caps
     assert summary.tokens_per_second == pytest.approx(float(epoch["train_wps"]), rel=0.1)
 
 
+@pytest.mark.both
 def test_training_summary_matches_a_real_run(here: Run) -> None:
     summary = here.training_summary()
     assert summary.num_updates == 12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 import subprocess
@@ -14,12 +13,9 @@ from typing import Any
 import pytest
 import torch
 
-from fairseq_resid.evaluation import translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.files import read_lines
 from support.pages import example
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +50,7 @@ def test_translate_handles_blank_lines_and_any_order(translator: Translator, cor
     assert translator.translate([]) == [] and translator.translate(["", ""]) == ["", ""]
 
 
+@pytest.mark.once
 def test_one_str_gives_one_translation(translator: Translator, corpus: Path, expected: list[str]) -> None:
     assert translator.translate(read_lines(corpus / "ref" / "test.en")[0]) == expected[0]
     assert translator.translate("") == ""
@@ -88,6 +85,7 @@ def test_translate_uses_the_average_if_there_is_one(
     assert type(last.hub.models[0]).__name__ != "TransformerModel"
 
 
+@pytest.mark.once
 def test_translate_uses_the_text_form_of_the_corpus(run: Path, corpus: Path, tmp_path: Path) -> None:
     shutil.copytree(corpus, tmp_path / "data")
     told = json.loads((corpus / "corpus.json").read_text())
@@ -98,56 +96,6 @@ def test_translate_uses_the_text_form_of_the_corpus(run: Path, corpus: Path, tmp
     assert line.endswith(" .")
     (tokens,) = plain.translate([line])
     assert moses.translate([line.removesuffix(" .") + "."]) == [moses.text.target.restore(tokens)]
-
-
-def test_importing_fairseq_gives_no_advice_on_tensorboard(run: Path, corpus: Path) -> None:
-    code = "from fairseq_resid.evaluation.translate import Translator\n"
-    code += f"Translator({str(run)!r}, {str(corpus)!r}, cpu=True)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0 and "tensorboard" not in (done.stdout + done.stderr).lower(), done.stderr
-
-
-@pytest.mark.parametrize("where", ["no run", "no checkpoint", "no model", "no checkpoint file", "no data"])
-def test_translate_names_missing_files(where: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
-    folder, data = tmp_path / "run", tmp_path / "data"
-    shutil.copytree(run, folder)
-    shutil.copytree(corpus, data)
-    flags: list[str] = []
-    if where == "no run":
-        shutil.rmtree(folder)
-    elif where == "no checkpoint":
-        (folder / "checkpoint_last.pt").unlink()
-    elif where == "no model":
-        (data / "spm.model").unlink()
-    elif where == "no checkpoint file":
-        flags = ["--checkpoint", "checkpoint_best.pt"]
-    else:
-        shutil.rmtree(data)
-    assert translate.main([str(folder), "--data", str(data), "--cpu", *flags]) == 2
-    error = capsys.readouterr().err
-    named = {"no run": "run", "no checkpoint": "not a run folder", "no model": "spm.model", "no data": "data"}.get(
-        where, "checkpoint_"
-    )
-    assert error.startswith("fairseq-resid translate: error: ") and named in error and error.count("\n") == 1
-
-
-def test_bad_lines_are_reported_after_translating_earlier_ones(
-    translator: Translator, run: Path, corpus: Path, expected: list[str], capsysbinary: Any, monkeypatch: Any
-) -> None:
-    with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords; the model accepts at most 1,024"):
-        translator.translate(["a", "the fox " * 600])
-    good = "".join(line + "\n" for line in read_lines(corpus / "ref" / "test.en")[:2]).encode()
-    bad = {
-        b"a\xff\n": b"line 4: not UTF-8 (invalid start byte at byte 1)",
-        b"the fox " * 600: b"line 4: 2,",
-    }
-    monkeypatch.setattr(translate, "Translator", lambda *_: translator)
-    for line, message in bad.items():
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(good + b"\n" + line + b"after\n")))
-        assert translate.main([str(run)]) == 2
-        out, error = capsysbinary.readouterr()
-        assert out.decode() == f"{expected[0]}\n{expected[1]}\n\n"
-        assert error.startswith(b"fairseq-resid translate: error: " + message) and error.count(b"\n") == 1
 
 
 def test_examples_on_the_export_page_run(run: Path, corpus: Path, tmp_path: Path, monkeypatch: Any) -> None:

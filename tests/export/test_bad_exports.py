@@ -67,23 +67,6 @@ def change(file: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-@pytest.mark.parametrize("kept", [None, 0.0, 0.01, 0.5, 0.9999], ids=str)
-def test_missing_or_truncated_weights_are_refused(kept: float | None, folder: Path, error_of: Any) -> None:
-    file = folder / FILES[folder.name][0]
-    whole = file.read_bytes()
-    file.unlink() if kept is None else file.write_bytes(whole[: int(kept * len(whole))])
-    assert str(folder) in error_of(translate.main, folder)
-
-
-def test_truncated_json_is_refused(folder: Path, error_of: Any) -> None:
-    for file in [folder / name for name in (FILES[folder.name][1], "config.json", RECORD)]:
-        if whole := file.read_bytes() if file.exists() else b"":
-            file.write_bytes(whole[:10])
-            error = error_of(translate.main, folder)
-            assert str(file) in error or f"{folder}: CTranslate2 cannot load it: " in error
-            file.write_bytes(whole)
-
-
 @need("huggingface")
 @pytest.mark.parametrize("made", ["huggingface"], indirect=True)
 @pytest.mark.parametrize("layers", [0, 2])

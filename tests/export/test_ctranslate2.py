@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fairseq_resid.connections import CannotFold
 from fairseq_resid.export.engine import Search
 from support.engines import as_words, differences, exported, generated, need, speaking, worst_difference
 from support.models import PAD, build, sentences, shaken
@@ -15,7 +14,7 @@ from support.models import PAD, build, sentences, shaken
 from .test_folding import FOLDING, SETTINGS
 
 ENGINE = "ctranslate2"
-pytestmark = need(ENGINE)
+pytestmark = [need(ENGINE), pytest.mark.once]
 
 
 @pytest.mark.parametrize("name", FOLDING)
@@ -54,9 +53,3 @@ def test_quantised_models_are_close_and_smaller(quantization: str, tmp_path: Pat
     engine = exported(ENGINE, model, small, quantization=quantization)
     assert 0 < differences(engine, model).mean() < 0.4  # with other weights: above 1.5
     assert (small / "model.bin").stat().st_size < 0.75 * (whole / "model.bin").stat().st_size
-
-
-def test_unknown_activation_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CannotFold, match=r"--activation-fn tanh: .*; use --to onnx"):
-        exported(ENGINE, build(residual="post_ln", activation_fn="tanh"), tmp_path)
-    assert not list(tmp_path.iterdir())

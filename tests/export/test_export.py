@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import resource
 import shutil
@@ -20,7 +19,7 @@ import pytest
 from fairseq_resid import records
 from fairseq_resid.connections.core import registry
 from fairseq_resid.connections.core.folding import as_post_norm
-from fairseq_resid.evaluation import evaluate, translate
+from fairseq_resid.evaluation import evaluate
 from fairseq_resid.evaluation.exported import is_same_folder, of_run
 from fairseq_resid.export import engine as engines
 from fairseq_resid.export import export, proof
@@ -32,6 +31,8 @@ from fairseq_resid.runs.run import Results, Run
 from fairseq_resid.runs.training_log import TrainingSummary
 from fairseq_resid.scoring import translation_scores
 from support.engines import need
+
+pytestmark = pytest.mark.once
 
 needs_engine = need("ctranslate2")
 
@@ -123,19 +124,6 @@ print(Translator({str(exported)!r}, threads=1).translate(["the red fox sees a ki
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).resolve().parents[2]
     )
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
-
-
-@needs_engine
-def test_translate_refuses_bad_lines_and_flags(exported: Path, capsys: Any, monkeypatch: Any) -> None:
-    translator = Translator(exported)
-    with pytest.raises(ValueError, match=r"line 2: 2,\d\d\d subwords; the model accepts at most 1,024"):
-        translator.translate(["a", "the fox " * 600])
-    assert translator.translate(["", " \t "]) == ["", ""]
-    assert translate.main([str(exported), "--checkpoint", "averaged.pt"]) == 2
-    assert "an export contains one model" in capsys.readouterr().err
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"a\xff\n")))
-    assert translate.main([str(exported)]) == 2
-    assert "line 1: not UTF-8" in capsys.readouterr().err
 
 
 @needs_engine
@@ -305,30 +293,6 @@ def test_limits_of_the_proof(changed: dict[str, Any], is_exact: bool, passes: bo
         proof.check({**good, **changed}, is_exact)
 
 
-@needs_engine
-@pytest.mark.parametrize("wrong", ["checkpoint", "data", "subwords", "validation set", "quantization"])
-def test_wrong_input_is_refused_with_one_line(wrong: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
-    data, flags, named = tmp_path / "data", [], wrong
-    shutil.copytree(corpus, data)
-    if wrong == "checkpoint":
-        flags, named = ["--checkpoint", "averaged.pt"], "averaged.pt: no such checkpoint"
-    elif wrong == "data":
-        shutil.rmtree(data)
-        named = "no such data folder"
-    elif wrong == "subwords":
-        (data / "spm.model").unlink()
-        named = "spm.model"
-    elif wrong == "validation set":
-        for file in data.glob("valid*"):
-            file.unlink()
-        named = "Dataset not found: valid"
-    else:
-        flags, named = ["--quantization", "int4"], "--quantization int4: choose one of int8"
-    assert export_to(tmp_path / "out", run, data, *flags) == 2
-    assert is_one_error(capsys.readouterr().err, named)
-    assert nothing_was_written(tmp_path)
-
-
 @pytest.mark.parametrize("engine", [name for name, kind in engines.ENGINES.items() if find_spec(kind)])
 def test_full_disk_is_reported_with_the_file(engine: str, run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
     """The limit on the size of files has the same effect."""
@@ -341,22 +305,6 @@ def test_full_disk_is_reported_with_the_file(engine: str, run: Path, corpus: Pat
     error = capsys.readouterr().err
     assert code == 2 and is_one_error(error, str(tmp_path / "out"), "File too large")
     assert nothing_was_written(tmp_path)
-
-
-def test_missing_engine_error_says_what_to_install(run: Path, corpus: Path, tmp_path: Path, capsys: Any) -> None:
-    for name in engines.ENGINES:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engines, "OLDEST_PYTHON", (3, 10))
-            patch.setattr(engines, "find_spec", lambda _: None)
-            out = tmp_path / "out"
-            assert export.main([str(run), "--to", name, "--out", str(out), "--data", str(corpus)]) == 3
-        assert is_one_error(capsys.readouterr().err, f"{name}: ", "is not installed", f'".[{name}]"')
-
-
-def test_old_python_is_refused(run: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setattr(engines, "OLDEST_PYTHON", (4, 0))
-    assert export_to(tmp_path / "out", run, corpus) == 3
-    assert is_one_error(capsys.readouterr().err, "ctranslate2: requires Python 4.0 or newer; this is Python 3.")
 
 
 @needs_engine

@@ -14,6 +14,8 @@ from fairseq_resid.export.folding import fold
 from support.models import DICT, EOS, PAD, PRE, TASK, build, dictionary, left_padded, sentences, shaken, stock
 from support.plain_transformer import log_probabilities
 
+pytestmark = pytest.mark.once
+
 # Every structure that folds, with non-default options if it has any, and its graph.
 FOLDING: dict[str, tuple[dict[str, Any], str]] = {
     "post_ln": ({}, "post_norm"),

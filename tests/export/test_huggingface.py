@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -20,7 +19,6 @@ from fairseq.data import Dictionary
 
 from fairseq_resid.connections import CannotFold
 from fairseq_resid.data.text.segmentation import Segmenter
-from fairseq_resid.evaluation import translate
 from fairseq_resid.export import engine as engines
 from fairseq_resid.export import export, huggingface
 from fairseq_resid.export.engine import RECORD, Search, Text
@@ -32,7 +30,7 @@ from support.models import DICT, EOS, PAD, build, dictionary, sentences, shaken
 from .test_folding import FOLDING, SETTINGS
 
 ENGINE = "huggingface"
-pytestmark = need(ENGINE)
+pytestmark = [need(ENGINE), pytest.mark.once]
 REFUSED = {  # settings of test_folding that no class supports, with the start of the error message
     "final norm after post-norm": "--final-norm layer: FSMT",
     "no final norm after pre-norm": "--final-norm none: M2M100",
@@ -155,14 +153,6 @@ def test_half_precision_is_close_and_half_as_large(residual: str, quantization: 
     assert 0 < worst_difference(engine, model) < 0.5
     assert (small / "model.safetensors").stat().st_size < 0.55 * (whole / "model.safetensors").stat().st_size
     assert engine.translate([["w1", "w2"]], Search(max_len_b=4))
-
-
-def test_unknown_activation_is_refused(tmp_path: Path) -> None:
-    model = build(residual="post_ln")
-    model.encoder.cfg.activation_fn = "none"
-    with pytest.raises(CannotFold, match=r"--activation-fn none: .*; use --to onnx"):
-        exported(ENGINE, model, tmp_path)
-    assert not list(tmp_path.iterdir())
 
 
 def tokenizer(folder: Path, **options: Any) -> Any:
@@ -296,13 +286,6 @@ def test_readme_code_translates_without_this_package(folder: Path, corpus: Path)
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == repr(Translator(folder).translate(lines))
-
-
-def test_translate_command_recognises_an_export(folder: Path, corpus: Path, monkeypatch: Any, capsys: Any) -> None:
-    line = read_lines(corpus / "ref" / "test.en")[0]
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(f"{line}\n".encode())))
-    assert translate.main([str(folder)]) == 0
-    assert capsys.readouterr().out.strip() == Translator(folder).translate([line])[0]
 
 
 def test_unsupported_structure_leaves_no_folder(

@@ -224,21 +224,6 @@ def test_export_writes_its_files_and_leaves_the_model_unchanged(
         assert str(ROOT).encode() not in (tmp_path / name).read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("settings", "flag"),
-    [
-        ({"cross_self_attention": True}, "--cross-self-attention"),
-        ({"no_cross_attention": True}, "--no-cross-attention"),
-        ({"adaptive_softmax_cutoff": "10,20"}, "--adaptive-softmax-cutoff"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_settings_that_cannot_be_exported_are_refused(settings: dict[str, Any], flag: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=rf"^{flag}: cannot be exported to ONNX$"):
-        exported(ENGINE, build(residual="post_ln", **settings), tmp_path)
-    assert not list(tmp_path.iterdir())
-
-
 RUN = """
 import json, sys
 from pathlib import Path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import shutil
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from torch import nn
 from fairseq_resid.__main__ import main
 from fairseq_resid.data.images.image_folder import ImageRecord
 from fairseq_resid.runs.run import Run
-from fairseq_resid.scoring import images, significance
 from fairseq_resid.tasks.images import ImageDataset
 from support.image_models import build, count, weights
 
@@ -65,16 +63,3 @@ def test_image_runs_appear_in_compare_and_table(runs: list[Path], tmp_path: Path
     assert "| run | architecture | error % | difference | 95% interval | p McNemar |" in said
     assert main(["table", *map(str, runs), "--markdown"]) == 0
     assert "| error % | NLL | images/s |" in capsys.readouterr().out
-
-
-def test_mcnemar_and_intervals_match_known_values() -> None:
-    baseline = [images.Answer(0, int(number < 30), 0.0) for number in range(100)]
-    mine = [images.Answer(0, int(10 <= number < 32), 0.0) for number in range(100)]
-    found = significance.mcnemar(images.wrong(mine), images.wrong(baseline))
-    assert found.difference == pytest.approx(-8)
-    # On 2 images only the first model is wrong, and on 10 only the second, so p is two-sided for 12 fair coin flips.
-    assert found.p == pytest.approx(2 * sum(math.comb(12, k) for k in range(3)) / 2**12)
-    assert found.low < -8 < found.high < 0
-    low, high = significance.wilson(images.wrong(baseline))
-    assert low == pytest.approx(21.895, abs=1e-2) and high == pytest.approx(39.583, abs=1e-2)  # Wilson, by hand
-    assert significance.over_runs([1.0, 2.0, 3.0]) == "mean 2.00 ± 1.00%, 95% interval -0.48 to 4.48, median 2.00%"

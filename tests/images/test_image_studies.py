@@ -46,7 +46,7 @@ def test_image_study_runs_end_to_end(recipe: Path, tmp_path: Path) -> None:
     file.write_text(
         f"title: Farm\nrecipe: {recipe}\nmeasure: error\nanalyze: 1\nflags: --arch preact_resnet20\nbaseline: plain\n"
         "arms: {plain: --residual xskip, recursive: --residual rskip_ln}\ntests: {error: [test], NLL: [test, valid]}\n"
-        "plan: [{setting: recipe, arms: [plain, recursive], seeds: 2}]\n"
+        "plan: [{setting: recipe, arms: [plain], seeds: 2}, {setting: recipe, arms: [recursive], seeds: 1}]\n"
     )
     assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 0
     page = (tmp_path / "farm" / "results.md").read_text()

@@ -69,7 +69,6 @@ def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, runs:
         assert torch.equal(weights(workers)[name], expected), name
 
 
-@pytest.mark.both
 def test_two_processes_train_one_model(recipe: Path, tmp_path: Path) -> None:
     """Weights must not be channels-last in memory, because fairseq's legacy_ddp could not flatten their gradients."""
     run = tmp_path / "two"
@@ -113,14 +112,6 @@ def test_fully_connected_network_is_trained_evaluated_and_analysed(data: Path, t
     assert main(["analyze", str(run), "--sentences", "8", "--cpu"]) == 0
     sites = json.loads((run / "analysis" / "analysis.json").read_text())["sites"]
     assert len(sites) == 4 and "rir_fc --residual sas" in (run / "results.json").read_text()
-
-
-def test_mixing_text_and_images_is_refused(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
-    run = ["--run", str(tmp_path / "run")]
-    assert main(["train", str(recipe), "--arch", "transformer_sas", *run]) == 2
-    assert "--arch transformer_sas: a model for text, but the recipe's task is image_cl" in capsys.readouterr().err
-    assert main(["train", "multi30k-en-de", "--arch", "rir", *run]) == 2
-    assert "--arch rir: a model for images, but the recipe's task is translation" in capsys.readouterr().err
 
 
 def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp_path: Path, capsys: Capture) -> None:

@@ -20,6 +20,7 @@ def losses(log: str) -> list[float]:
     return [float(one.get("loss", one.get("train_loss"))) for one in found]
 
 
+@pytest.mark.once
 @pytest.mark.slow
 @pytest.mark.parametrize("residual", ["sas", pytest.param("mhc", marks=pytest.mark.long)])
 def test_training_and_translations_equal_those_of_eager(

@@ -9,6 +9,8 @@ from torch.autograd import forward_ad
 from fairseq_resid.ops import sinkhorn
 from fairseq_resid.ops.sinkhorn import sinkhorn_rounds
 
+pytestmark = pytest.mark.once  # needs only torch
+
 ROUNDS = 20
 SHAPES = [(7, 5, 3, 3), (0, 4, 4), (4, 4), (50, 32, 32), (9, 1, 1), (4096, 4, 4)]
 

@@ -15,9 +15,12 @@ import pytest
 from fairseq_resid.data.text.forms import TextForm, escape
 from fairseq_resid.scoring import translation_scores
 
+pytestmark = pytest.mark.once
+
 Capture = pytest.CaptureFixture[str]
 
 
+@pytest.mark.both
 def test_bleu_and_its_signature_equal_those_of_sacrebleu() -> None:
     lines = ["the cat sat on the mat .", "a dog barks , loudly"]
     assert translation_scores.bleu(lines, lines).score == pytest.approx(100)
@@ -79,6 +82,7 @@ def test_tokenised_bleu_equals_that_of_independent_implementation(form: str) -> 
     assert found["chrF"].signature.startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|version:")
 
 
+@pytest.mark.both
 def test_tokenised_bleu_equals_that_of_fairseq_score(tmp_path: Path, capsys: Capture, monkeypatch: Any) -> None:
     from fairseq_cli.score import cli_main
 

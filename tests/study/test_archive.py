@@ -75,12 +75,6 @@ def test_folder_without_runs_or_archive_is_used_unchanged(tmp_path: Path) -> Non
     assert archive.runs_folder(tmp_path / "none") == tmp_path / "none"
 
 
-def test_study_without_an_archive_cannot_be_unpacked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = studies.written(tmp_path)
-    assert study.main([str(file), "--work", str(tmp_path / "work"), "--unpack"]) == 2
-    assert "trial.tar.xz" in (error := capsys.readouterr().err) and "No such file" in error
-
-
 @pytest.mark.parametrize("cut", [0, 1, 100], ids=["empty", "one byte", "half"])
 def test_damaged_archive_is_reported_and_nothing_is_left(kept: Path, cache: Path, cut: int) -> None:
     packed = archive.pack(kept)

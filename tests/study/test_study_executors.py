@@ -241,38 +241,8 @@ def test_preempted_run_exits_only_after_slurm_has_requeued_it(tmp_path: Path, mo
     assert waited == [executors.KILLED_WITHIN] * 2
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--jobs", "0"], "--jobs: 0: must be an integer of at least 1"),
-        (["--cluster-option", "a=b"], "--cluster-option: requires --cluster"),
-        (["--cluster", "local", "--cluster-option", "nonsense"], "nonsense: must be NAME=VALUE"),
-        (["--cluster", "local", "--cluster-option", "slurm_nonsense=1"], "slurm_nonsense"),
-        (["--cluster", "slurm"], "requires --cluster-option timeout_min=MINUTES"),
-        (["--cluster", "slurm", "--cluster-option", "timeout_min=9"], "--cluster slurm: Could not detect"),
-        (["--cluster", "local", "--jobs", "2"], "--jobs: only for runs on this machine"),
-    ],
-)
-def test_bad_options_are_refused(
-    stub: Any, words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    pytest.importorskip("submitit")
-    monkeypatch.setenv("PATH", str(tmp_path))  # Slurm's programs are not installed here
-    given = stub(text=SMALL)
-    try:
-        code = study.main([*given, *words])
-    except SystemExit as end:
-        code = end.code  # type: ignore[assignment]
-    assert code == 2 and message in capsys.readouterr().err
-
-
 def test_missing_data_is_reported_before_the_first_run(file: Path, tmp_path: Path, capsys: Capture) -> None:
     assert study.main([str(file), "--work", str(tmp_path / "work")]) == 2
     out, error = capsys.readouterr()
     assert error == "fairseq-resid study: error: data-bin/trial: no such data folder\n" and "started" not in out
     assert not (tmp_path / "work" / "failed").exists()
-
-
-def test_unknown_file_is_reported(tmp_path: Path, capsys: Capture) -> None:
-    assert study.main([str(tmp_path / "nowhere.yaml")]) == 2
-    assert "nowhere.yaml: no such file" in capsys.readouterr().err

@@ -42,9 +42,6 @@ def test_documented_plan_is_valid_and_every_key_is_documented(tmp_path: Path) ->
         ("arms: [sas], seeds", "arms: [sars], seeds", "plan, 3: arm sars: no such arm; choose from base, sas"),
         ("setting: deep", "setting: depp", "plan, 2: setting depp: no such setting; choose from flat, deep"),
         ("seed: 100", "seed: 2", "tuning: seed: 2: plan, 1 uses this seed too"),
-        ("grid: [1e-3, 2e-3, 4e-3]", "grid: [1e-3]", "Expected `array` of length >= 2 - at `tuning.grid`"),
-        ("length: 0.25", "length: 1.5", "Expected `float` <= 1.0 - at `tuning.length`"),
-        ("most: 0.02", "factor: 1", "Expected `float` >= 1.01 - at `tuning.factor`"),
         ("tests: [test, test1]", "tests: []", "tests: no test set"),
         ("tests: [test, test1]", "tests: [test, test]", "tests: test, test: must be one or more different"),
         ("[deep sas, flat", "[deep sas, flat base, flat", "contrasts, 1: 3 groups: must be 2 or 4"),
@@ -56,9 +53,7 @@ def test_documented_plan_is_valid_and_every_key_is_documented(tmp_path: Path) ->
         ("sas 0.002,", "sas low,", "contrasts, 2: flat sas low: could not convert string to float"),
         ("[deep sas,", "[other/deep sars,", "contrasts, 1: other/deep sars: must be SETTING ARM"),
         ("tuning:", "tuning: null\n#", "plan, 3: at: baseline: needs `tuning`"),
-        ("title: A trial", "titel: A trial", "titel"),
         ("  sas: --", "  s/s: --", "'s/s': names of arms and settings may only contain letters"),
-        ("recipe: quickstart", "measure: ROUGE\nrecipe: quickstart", "ROUGE"),
     ],
 )
 def test_wrong_study_file_is_refused(tmp_path: Path, old: str, new: str, message: str) -> None:

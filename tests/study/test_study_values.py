@@ -12,8 +12,6 @@ from fairseq_resid.study import kept, plan
 from fairseq_resid.study.plan import Planned
 
 pytestmark = pytest.mark.once
-
-STUDIES = sorted((Path(__file__).resolve().parents[2] / "studies").glob("*.yaml"))
 STUDY: dict[str, Any] = {
     "title": "values",
     "recipe": "multi30k-en-de-small",
@@ -60,8 +58,6 @@ def step(arms: list[str], seeds: int, at: str | float) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"plan": step(["post_ln"], 1, "best")}, r"Invalid enum value 'best' - at `plan\[0\].at`"),
-        ({"plan": step(["post_ln"], 1, -1)}, r"Expected `float` > 0.0 - at `plan\[0\].at`"),
         ({"tuning": None}, "at: 0.005: needs `tuning`"),
         ({"tests": {"BLEU": ["test"]}}, "tests: BLEU: must be one list for each of NLL and BLEU"),
         ({"tests": {"BLEU": ["test"], "NLL": []}}, "tests: no test set"),
@@ -98,12 +94,6 @@ def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
     study = read(tmp_path, tests={"BLEU": ["test"], "NLL": ["test", "test1"]})
     assert study.tests_of("BLEU") == ("test",) and study.tests_of("NLL") == study.all_tests == ("test", "test1")
     assert read(tmp_path).all_tests == ("test",)
-
-
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
-def test_shipped_studies_are_valid(path: Path) -> None:
-    study = plan.read_study(path)
-    assert next(plan.runs(study, {})).setting in study.settings
 
 
 def test_runs_scored_with_different_recipe_or_epochs_are_refused(tmp_path: Path) -> None:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -65,24 +62,16 @@ def test_serving_benchmark_compares_every_engine_with_fairseq(tmp_path: Path) ->
 # --- residual structures -------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that imports a benchmark by name, with the import path of `python benchmarks/NAME.py`."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    for file in (ROOT / "benchmarks").glob("*.py"):  # some test folders have the same names
-        monkeypatch.delitem(sys.modules, file.stem, raising=False)
-    return importlib.import_module
-
-
 @pytest.mark.parametrize("backend", ["eager", "compile"])
 def test_training_and_decoding_benchmarks_compare_every_structure_with_stock(
     tmp_path: Path, corpus: Path, backend: str
 ) -> None:
-    """The compiled models are those of random sentences; the others read a data folder."""
+    """The compiled models are those of random sentences; the others read a data folder. Only training compiles."""
     shared = ["--size", "tiny", "--max-tokens", 512, "--rounds", 2, "--residual-backend", backend]
     shared += ["--data", corpus] if backend == "eager" else ["--structures", "post_ln", "sas"]
     found = {}
-    for name, flags in (("training", []), ("decoding", ["--length", 4])):
+    programs = {"training": [], **({"decoding": ["--length", 4]} if backend == "eager" else {})}
+    for name, flags in programs.items():
         command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", *shared, *flags]
         command += ["--json", tmp_path / f"{name}.json", "--plot", tmp_path / f"{name}.png"]
         run = subprocess.run(list(map(str, command)), capture_output=True, text=True)
@@ -145,38 +134,3 @@ def test_page_shows_both_criteria_as_measured() -> None:
             cells = [f"{row['to_stock']['median']:.2f}" for row in rows]
             cells += [f"{row['saved_bytes'] / 2**20:.0f}" for row in rows[:2]]
             assert f"| `{name}` | {' | '.join(cells)} |" in page
-
-
-@pytest.mark.parametrize(
-    "command, error",
-    [
-        ("training --rounds 0", "--rounds: 0: must be an integer of at least 1"),
-        ("training --json nowhere/out.json", "--json nowhere/out.json: no such folder"),
-        ("training --residual-backend triton", "--residual-backend: invalid choice: 'triton'"),
-        ("training --plot plot.jpeg", "--plot plot.jpeg: must end in .png, .svg or .pdf"),
-        ("training --structures transformer_sas", "--structures: invalid choice: 'transformer_sas'"),
-        ("training --criteria cross_entropy", "--criteria: invalid choice: 'cross_entropy'"),
-        ("training --precision fp16 --device cpu", "--precision fp16: not supported on a CPU"),
-        ("training --data {empty}", "--data {empty}: not a binarised data folder"),
-        ("training --clock processor --device cuda", "--device cuda: torch finds no GPU"),
-        ("decoding --rounds many", "--rounds: many: must be an integer of at least 1"),
-        ("decoding --data {empty}/none", "--data {empty}/none: not a binarised data folder"),
-    ],
-)
-def test_bad_input_is_refused(
-    load: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, command: str, error: str
-) -> None:
-    name, *flags = shlex.split(command.format(empty=tmp_path))
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", *flags])
-    with pytest.raises(SystemExit) as refused:
-        load(name).main()
-    assert refused.value.code not in (0, None)
-    assert error.format(empty=tmp_path) in capsys.readouterr().err + str(refused.value.code)
-
-
-def test_missing_gpu_is_a_one_line_error(load: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(sys, "argv", ["training.py", "--device", "cuda"])
-    with pytest.raises(SystemExit):
-        load("training").main()
-    assert "--device cuda: torch finds no GPU" in capsys.readouterr().err

@@ -19,6 +19,8 @@ from sacrebleu.metrics.bleu import BLEU
 
 from fairseq_resid.export.engine import OLDEST_PYTHON
 
+pytestmark = pytest.mark.once
+
 USER_DIR = Path(__file__).resolve().parents[2] / "fairseq_resid"
 WORDS = {"red": "红色", "green": "绿色", "blue": "蓝色", "old": "旧的", "new": "新的", "house": "房子"}
 EMPTY, ZERO_WIDTH, SPACE, LONG = 3, 5, 7, 11  # lines of valid and test
@@ -112,6 +114,7 @@ def results(folder: Path, run: str, subset: str) -> dict[str, object]:
     return found
 
 
+@pytest.mark.both
 @pytest.mark.parametrize(
     ("run", "source", "target", "tokenize", "blank"),
     [("forward", "en", "zh", "zh", [EMPTY, ZERO_WIDTH]), ("reverse", "zh", "en", "13a", [SPACE])],
@@ -189,12 +192,14 @@ def test_exports_keep_direction_and_blank_lines(own: Path, engine: str, tmp_path
     assert f"{out}: written by an earlier version" in refused(own, "evaluate", out, "--subset", "valid")
 
 
+@pytest.mark.both
 def test_too_long_line_is_named_before_decoding(own: Path) -> None:
     error = refused(own, "evaluate", "reverse", "--last", "2", "--cpu")
     assert f"data/ref/test.en:{LONG + 1}: 1,101 subwords, but the model has 1,024 positions" in error
     assert "--max-target-positions" in error and not (own / "reverse" / "decode" / "test.last.log").exists()
 
 
+@pytest.mark.both
 def test_a_model_with_more_positions_translates_long_lines(own: Path) -> None:
     assert lines_of(own / "forward" / "decode" / "test.last.hyp")[LONG]
     long = lines_of(own / "test.en")[LONG]

@@ -78,6 +78,8 @@ SHORTENED = {
     "scripts/train.sh mosaic-captions-self-critical": f"{SMALL} --effective-batch 4",
     "scripts/train.sh mosaic-captions": f"{SMALL} --effective-batch 100",
     "scripts/train.sh cifar10-small": "--max-update 4 --stage-blocks 1,1,1 --batch-size 16",
+    "scripts/evaluate.sh checkpoints/quickstart": "",
+    "scripts/evaluate.sh": "--subset test",  # every decoding starts a process
     "fairseq-resid study": "--plan",
     "torchrun": SMALL,
     "fairseq-train": "--max-update 2 --disable-validation",

@@ -102,18 +102,6 @@ def bare_path(folder):
 # ----------------------------------------------------------------------------------------- which Python
 
 
-def test_help_names_every_variable(tree):
-    output, _ = tree.setup("--help")
-    for word in ("_VENV", "_PYTHON", "_TORCH", "_NEED_MB", "PIP_EXTRA_INDEX_URL", "--python", "default: 9000"):
-        assert word in output
-
-
-def test_unknown_option_is_reported(tree):
-    output, _ = tree.setup("--pyhton", "3.11", code=2)
-    assert "--pyhton" in output and "--python PYTHON" in output
-    assert "--python: no value" in tree.setup("--python", code=2)[0]
-
-
 def test_setup_without_usable_python_lists_reasons(tree, tmp_path):
     path = bare_path(tmp_path / "bin")
     shim = program(path / "python3.11", 'echo "pyenv: python3.11: command not found" >&2; exit 127')
@@ -133,13 +121,6 @@ def test_pyenv_python_is_found_despite_a_dead_shim(tree, tmp_path):
         needs = {"PATH": f"{path}:/usr/bin:/bin", "FAIRSEQ_RESID_NEED_MB": "999999999"}
         output, _ = tree.setup("--python", named, code=3, **needs)
         assert "999999999 MB are needed" in output, "setup.sh found no Python"
-
-
-@pytest.mark.parametrize("how", ["variable", "option"])
-def test_missing_named_python_is_an_error(tree, how):
-    named = {"FAIRSEQ_RESID_PYTHON": "/nowhere/python"} if how == "variable" else {}
-    output, _ = tree.setup(*([] if named else ["--python", "/nowhere/python"]), code=3, **named)
-    assert f"{'FAIRSEQ_RESID_PYTHON' if named else '--python'} /nowhere/python: no such Python" in output
 
 
 def test_real_interpreter_is_accepted_and_an_old_one_refused(tree, tmp_path):
@@ -213,14 +194,6 @@ def test_later_plain_run_keeps_the_test_tools(made):
     assert len(calls) == 3 and "[fairseq,test]" in calls[-1], "pip updates the environment in place"
 
 
-def test_stamp_of_an_older_version_keeps_the_test_tools(made):
-    made.make("--with-tests")
-    stamp = made.venv / ".setup-stamp"
-    lines = stamp.read_text().splitlines(keepends=True)
-    stamp.write_text("".join([lines[0], "older inputs\n", "[test]\n", *lines[3:]]))
-    assert made.setup()[1][-1].endswith(f" -e {made.root}[fairseq,test]")
-
-
 @pytest.mark.parametrize("file", ["setup.py", "constraints/fairseq-fixed.txt", "fairseq_resid/version.py"])
 def test_changed_input_updates_the_environment(made, file):
     with open(made.root / file, "a") as text:
@@ -271,14 +244,6 @@ def test_full_disk_is_refused_before_anything_is_written(tree):
     assert "FAIRSEQ_RESID_NEED_MB=5 GB: not a whole number" in tree.make(code=2, FAIRSEQ_RESID_NEED_MB="5 GB")[0]
 
 
-@pytest.mark.parametrize(
-    ("compiler", "named"), [("false", "false"), ("/nowhere/g++ -O1", "/nowhere/g++ -O1")], ids=["fails", "missing"]
-)
-def test_compiler_that_does_not_work_is_reported(tree, compiler, named):
-    output, calls = tree.make(code=3, CXX=compiler)
-    assert f"{named}: cannot compile C++ with Python.h" in output and "apt-get install g++" in output and not calls
-
-
 def test_unrelated_folder_is_left_alone(tree):
     tree.venv.mkdir()
     (tree.venv / "thesis.tex").write_text("years of work")
@@ -311,17 +276,6 @@ def test_second_setup_waits_for_the_first(made):
     output, _ = made.setup()
     assert output.startswith("setup: waiting for another setup.sh to finish\nsetup: nothing to do")
     holder.communicate()
-
-
-@pytest.mark.parametrize("script", ["scripts/setup.sh", "scripts/test.sh", ".ci/run"])
-def test_scripts_are_executable_and_strict(script):
-    assert os.access(ROOT / script, os.X_OK)
-    assert "set -euo pipefail" in (ROOT / script).read_text(encoding="utf-8")
-
-
-def test_test_script_has_help():
-    done = subprocess.run([BASH, str(ROOT / "scripts/test.sh"), "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "--no-lint" in done.stdout
 
 
 @pytest.mark.parametrize(

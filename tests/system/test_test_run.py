@@ -74,15 +74,6 @@ def test_a_test_that_was_not_run_fails_the_run(tmp_path: Path, flags: tuple[str,
     assert done.returncode == 1 and "1 of 2 collected tests did not run" in done.stdout, done.stdout
 
 
-def test_threads_of_the_shell_do_not_reach_a_test() -> None:
-    """tests/conftest.py sets OMP_NUM_THREADS to 1 for the tests and for the commands that they start."""
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", f"{__file__}::test_tests_use_one_thread"],
-        env={**os.environ, "OMP_NUM_THREADS": "4"}, capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout
-
-
 def test_tests_use_one_thread() -> None:
     import torch
 

@@ -163,15 +163,6 @@ def test_command_without_fairseq_says_what_to_install(torch_only: Path, command:
     assert 'pip install ".[fairseq]"' in shown[0]
 
 
-@pytest.mark.parametrize("package", ["msgspec", "rich", "numpy"])
-def test_command_names_another_missing_package(installed: Path, package: str) -> None:
-    code = f"import sys; sys.modules['{package}'] = None\n"
-    code += "from fairseq_resid.__main__ import main; sys.exit(main(['table']))"
-    *_, last, code = shell(f'python -c "{code}" 2>&1; echo "exit code $?"', installed).splitlines()
-    assert last.startswith("fairseq-resid table: error: ") and code == "exit code 3"
-    assert 'pip install ".[fairseq]"' in last
-
-
 def test_help_and_user_dir_work_without_fairseq(torch_only: Path) -> None:
     assert "usage: fairseq-resid COMMAND" in shell("fairseq-resid", torch_only)
     assert Path(shell("fairseq-resid user-dir", torch_only).strip(), "models", "__init__.py").is_file()
@@ -225,11 +216,3 @@ def test_wheel_command_prepares_trains_evaluates_and_translates(installed: Path,
     flags = "--optimizer adam --max-tokens 800 --max-update 1 --no-save --disable-validation --cpu"
     stock = f'fairseq-train data-bin/tiny --user-dir "$(fairseq-resid user-dir)" --arch transformer_sas_tiny {flags}'
     assert "num_updates" in shell(stock, installed) or "done training" in shell(stock, installed)
-
-
-def test_unknown_command_prints_the_usage(installed: Path) -> None:
-    help_, unknown = shell("fairseq-resid", installed), shell("! fairseq-resid evalute run 2>&1", installed)
-    for name in ("prepare", "train", "evaluate", "average", "compare", "translate", "user-dir"):
-        assert f"\n  {name} " in help_
-    assert unknown.startswith("fairseq-resid: error: evalute: no such command\n\nusage: ")
-    assert shell("fairseq-resid --version", installed).strip()
