@@ -32,7 +32,6 @@ SUBSETS = ("valid", "test")
 
 
 def make_averages(job: ScoringJob[Any]) -> None:
-    """Compute all averages to be scored, unless they are up to date."""
     for name, made_from in job.averages.items():
         make_average(job.run.file(f"{name}.pt"), made_from)
 

@@ -139,18 +139,17 @@ class Captioning(TextTask[CaptionData], ExampleTask[CaptionData]):
 
         CIDEr uses the document frequencies of each test set separately.
         """
-        cider: list[float] = []
-        sentences: list[Sentence] = []
-        for job in jobs:
-            if job.subset in tests[CIDER]:
-                cider += [one.cider for one in CaptionScore.read(job.decoded(model, "cider"))]
-            if job.subset in tests[NLL]:
-                sentences += Sentence.read(job.decoded(model, "nll"))
+        scores = [
+            one for job in jobs if job.subset in tests[CIDER] for one in CaptionScore.read(job.decoded(model, "cider"))
+        ]
+        sentences = [
+            one for job in jobs if job.subset in tests[NLL] for one in Sentence.read(job.decoded(model, "nll"))
+        ]
         results = jobs[0].run.read_results(jobs[0].subset)
         beside = results.scores[model] if len(jobs) == 1 else {}
         return {
             **{name: beside[name] for name in SHOWN if name in beside},
-            CIDER: Scored(round(statistics.fmean(cider), 5), results.signature),
+            CIDER: Scored(round(statistics.fmean(one.cider for one in scores), 5), results.signature),
             NLL: Scored(round(likelihood.mean(sentences), 5), UNIT),
         }
 

@@ -47,7 +47,7 @@ def translate(
     """Return the outputs of one model, reusing RUN/decode if the inputs and settings have not changed.
 
     blank: indices of the blank sources, whose translations are empty; fairseq would invent some
-    Raises: DecodingError if fairseq-generate fails or skips a sentence.
+    Raises: ChildProcessError if fairseq-generate fails or skips a sentence.
     """
     log, file, note = (job.decoded(model.name, kind) for kind in ("log", "hyp", "json"))
 
@@ -61,25 +61,13 @@ def translate(
         lines = [data.form.restore(line) for line in decoding.read_hypotheses(log)]
         if len(lines) != count:
             reference = data.reference(job.subset)
-            raise decoding.DecodingError(f"{log}: {len(lines)} hypotheses, but {reference} has {count} lines")
+            raise ChildProcessError(f"{log}: {len(lines)} hypotheses, but {reference} has {count} lines")
         lines = ["" if number in blank else line for number, line in enumerate(lines)]
         write_text(file, "".join(f"{line}\n" for line in lines))
         return lines
 
     settings = {**decoding_settings(job), **conditions(job, blank)}
     return reuse(file, note, inputs(job, model), read_lines, decode, settings)
-
-
-def reference_nll(job: ScoringJob[Any], model: ScoredModel) -> list[Sentence]:
-    """Return the NLL of every reference under one model, reusing RUN/decode if its inputs have not changed."""
-    file, note = (job.decoded(model.name, kind) for kind in ("nll", "nll.json"))
-
-    def measure() -> list[Sentence]:
-        sentences = likelihood.measure_nll(job, model.file)
-        Sentence.write(file, sentences)
-        return sentences
-
-    return reuse(file, note, inputs(job, model), Sentence.read, measure, conditions(job))
 
 
 def data_of(run: Run, results: Results) -> Path:
@@ -94,7 +82,14 @@ class TextTask(Task[D]):
     """A task whose models generate text. The averages and the last checkpoint are scored."""
 
     def nll(self, job: ScoringJob[D], model: ScoredModel) -> float:
-        return likelihood.mean(reference_nll(job, model))
+        file, note = (job.decoded(model.name, kind) for kind in ("nll", "nll.json"))
+
+        def measure() -> list[Sentence]:
+            sentences = likelihood.measure_nll(job, model.file)
+            Sentence.write(file, sentences)
+            return sentences
+
+        return likelihood.mean(reuse(file, note, inputs(job, model), Sentence.read, measure, conditions(job)))
 
     def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
         import numpy as np

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..console import signed
 from ..data.folders import FolderKind
@@ -34,22 +34,7 @@ FREQUENCIES = 8  # classes of tokens by their rank in dict.txt: the 1st to 10th,
 TableRows = list[tuple[str, ...]]
 
 
-class Data(Protocol):
-    """An opened data folder, with the properties that results.json records."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def differences(self) -> Sequence[str]: ...
-    @property
-    def unverified(self) -> Sequence[str]: ...
-    @property
-    def preparation(self) -> dict[str, Any]: ...
-
-
-D = TypeVar("D", bound=Data)
+D = TypeVar("D")  # an opened data folder
 
 
 @dataclass(frozen=True)
@@ -83,7 +68,6 @@ class ScoringJob(Generic[D]):
     task_flags: tuple[str, ...] = ()
 
     def models(self) -> list[ScoredModel]:
-        """Return all models to score: the averages and the last checkpoint."""
         averages = [ScoredModel(name, self.run.file(f"{name}.pt"), files) for name, files in self.averages.items()]
         return [*averages, ScoredModel(LAST, self.run.last, [self.run.last])]
 

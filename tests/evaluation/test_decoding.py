@@ -40,7 +40,7 @@ def test_hypotheses_are_read_from_the_log(tmp_path: Path) -> None:
     log.write_text("INFO\nT-1\tx\nH-1\t-1\th\nD-1\t-1\tb\u2028c\td\x85\nD-0\t-inf\t\n", encoding="utf-8")
     assert decoding.read_hypotheses(log) == ["", "b\u2028c\td\x85"]
     log.write_text("D-0\t-1\ta\nD-2\t-1\tb\n")
-    with pytest.raises(decoding.DecodingError, match="no hypothesis for sentence 1"):
+    with pytest.raises(ChildProcessError, match="no hypothesis for sentence 1"):
         decoding.read_hypotheses(log)
 
 
