@@ -302,9 +302,8 @@ class Model(Engine):
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import torch
 
-        self.source = self.target = records.read(folder / VOCABULARY, dict[str, int], WRITER)
-        if (folder / TARGET_VOCABULARY).is_file():
-            self.target = records.read(folder / TARGET_VOCABULARY, dict[str, int], WRITER)
+        self.source = records.read(folder / VOCABULARY, dict[str, int], WRITER)
+        self.target = records.read_if_there(folder / TARGET_VOCABULARY, dict[str, int], WRITER) or self.source
         self.words = {index: word for word, index in self.target.items()}
         self.longest = record.longest
         if threads:
