@@ -110,18 +110,18 @@ class Captioning(TextTask[CaptionData], ExampleTask[CaptionData]):
         references = job.data.references(job.subset)
         signature, lines = caption_scores.signature(references.texts), list[str]()
         scores: dict[str, dict[str, Scored]] = {}
-        for model in job.models():
+        for model in job.models:
             found = caption_scores.score(translate(job, model, lock), references.texts)
             by_image = zip(references.ids, found.cider, references.texts, strict=True)
             CaptionScore.write(
-                job.decoded(model.name, "cider"),
+                job.decoded(model, "cider"),
                 [CaptionScore(image, cider, len(texts)) for image, cider, texts in by_image],
             )
-            scores[model.name] = {name: Scored(round(value, 4), signature) for name, value in found.values.items()}
-            scores[model.name][NLL] = Scored(round(self.nll(job, model), 4), UNIT)
+            scores[model] = {name: Scored(round(value, 4), signature) for name, value in found.values.items()}
+            scores[model][NLL] = Scored(round(self.nll(job, model), 4), UNIT)
             shown = ", ".join(f"{name} {value:.2f}" for name, value in found.values.items())
             absent = "".join(f", {name} not computed ({reason})" for name, reason in found.absent.items())
-            lines.append(f"{model.name}: {shown}{absent}, NLL {scores[model.name][NLL].score:.4f}")
+            lines.append(f"{model}: {shown}{absent}, NLL {scores[model][NLL].score:.4f}")
         results = replace(
             results,
             signature=signature,

@@ -31,7 +31,6 @@ from .task import (
     Candidate,
     ExampleTask,
     Measure,
-    ScoredModel,
     ScoringJob,
     Studied,
     Words,
@@ -151,11 +150,10 @@ def _nll_parts(run: Run, subset: str) -> list[list[float]]:
     return [[one.nll, 1.0] for one in answers_of(run, subset)]
 
 
-def _percent(summed: np.ndarray) -> float:
-    return 100 * mean_of_sums(summed)
-
-
-MEASURES = {ERROR: Measure(_error_parts, _percent, 2, True), NLL: Measure(_nll_parts, mean_of_sums, 4, True)}
+MEASURES = {
+    ERROR: Measure(_error_parts, lambda summed: 100 * mean_of_sums(summed), 2, True),
+    NLL: Measure(_nll_parts, mean_of_sums, 4, True),
+}
 
 
 class ImageClassification(ExampleTask[ImageData]):
@@ -178,7 +176,7 @@ class ImageClassification(ExampleTask[ImageData]):
         checksums = image_folder.ImageRecord.of(Path(results.data)).checksums
         return " ".join(checksums.get(f"{split}.npy", "") for split in results.subset.split("+"))
 
-    def nll(self, job: ScoringJob[ImageData], model: ScoredModel) -> float:
+    def nll(self, job: ScoringJob[ImageData], model: str) -> float:
         return nll_of(answers(job))
 
     def score(self, job: ScoringJob[ImageData], results: Results, lock: int) -> tuple[Results, list[str]]:

@@ -38,15 +38,6 @@ D = TypeVar("D")  # an opened data folder
 
 
 @dataclass(frozen=True)
-class ScoredModel:
-    """A model to be scored: its name in results.json, its file, and the checkpoints it was made from."""
-
-    name: str
-    file: Path
-    made_from: list[Path]
-
-
-@dataclass(frozen=True)
 class ScoringJob(Generic[D]):
     """The evaluation of one run on one subset of the data, with its inputs located and checked.
 
@@ -67,12 +58,16 @@ class ScoringJob(Generic[D]):
     is_training_data: bool = False
     task_flags: tuple[str, ...] = ()
 
-    def models(self) -> list[ScoredModel]:
-        averages = [ScoredModel(name, self.run.file(f"{name}.pt"), files) for name, files in self.averages.items()]
-        return [*averages, ScoredModel(LAST, self.run.last, [self.run.last])]
+    @property
+    def models(self) -> list[str]:
+        """The names of the models to score, as in results.json."""
+        return [*self.averages, LAST]
 
-    def decoded(self, name: str, kind: str) -> Path:
-        return self.run.decoded(self.subset, name, kind)
+    def checkpoint(self, model: str) -> Path:
+        return self.run.last if model == LAST else self.run.file(f"{model}.pt")
+
+    def decoded(self, model: str, kind: str) -> Path:
+        return self.run.decoded(self.subset, model, kind)
 
 
 @dataclass(frozen=True)
@@ -223,7 +218,7 @@ class Task(ABC, Generic[D]):
         """
 
     @abstractmethod
-    def nll(self, job: ScoringJob[D], model: ScoredModel) -> float:
+    def nll(self, job: ScoringJob[D], model: str) -> float:
         """Return the mean NLL of the data under a model, in nats per prediction."""
 
     @abstractmethod

@@ -132,10 +132,10 @@ class Translation(TextTask[Corpus]):
         best, blank = perfect(references, corpus.tokenize), corpus.blank_lines(job.subset)
         is_published = not published.differences(job)
         scores, beside = {}, {}
-        for model in job.models():
+        for model in job.models:
             hypotheses = translate(job, model, lock, blank)
-            score = scores[model.name] = translation_scores.bleu(hypotheses, references, corpus.tokenize)
-            beside[model.name] = {
+            score = scores[model] = translation_scores.bleu(hypotheses, references, corpus.tokenize)
+            beside[model] = {
                 **({published.LABEL: score} if is_published else {}),
                 **translation_scores.side_by_side(hypotheses, references, corpus.form, corpus.tokenize),
                 NLL: Scored(self.nll(job, model), likelihood.UNIT),

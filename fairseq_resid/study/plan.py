@@ -151,6 +151,10 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
     def all_tests(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(test for measure in self.task.studied.measures for test in self.tests_of(measure)))
 
+    def averaged(self, is_tuning: bool) -> int:
+        """Return the number of last checkpoints to average."""
+        return self.tuning.average if is_tuning and self.tuning else self.average
+
     def __post_init__(self) -> None:
         for name in (*self.arms, *self.settings):  # they become parts of file names
             if not re.fullmatch(r"[\w+=-]+", name):
@@ -353,8 +357,8 @@ def check_study(study: Study, path: Path) -> None:
                 requested = request(study.recipe, *arguments(study, run), Path("unused"))
                 check_kind(requested.command, study.measure)
                 if study.task.has_averages:
-                    count = study.tuning.average if is_tuning and study.tuning else study.average
-                    check_average(requested.command, count, settings.parse(requested.evaluate).by)
+                    by = settings.parse(requested.evaluate).by
+                    check_average(requested.command, study.averaged(is_tuning), by)
                     check_windows(requested.command, () if is_tuning else study.windows)
                 check_tests(requested.command, study.all_tests, is_tuning)
             except ValueError as error:

@@ -14,7 +14,7 @@ from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.settings import Settings
 from fairseq_resid.scoring import decoding
 from fairseq_resid.scoring.generated import translate
-from fairseq_resid.scoring.task import ScoredModel, ScoringJob
+from fairseq_resid.scoring.task import ScoringJob
 from fairseq_resid.scoring.translation import TRANSLATION
 from support.evaluation import BIN
 
@@ -61,8 +61,9 @@ def test_translation_is_restored_to_the_form_of_the_corpus(
     told = {"name": "c", "source": "vi", "target": "en", "restore": {"post_process": "sentencepiece"}}
     text = {"form": form, "normalize": "none"}
     (data / "corpus.json").write_text(json.dumps({**told, "bleu_tokenize": "13a", "text": text}))
-    checkpoint = tmp_path / "c.pt"
-    checkpoint.touch()
+    run = Run(tmp_path / "run")
+    run.path.mkdir()
+    run.last.touch()
 
     def decode(words: list[str], log: Path, *_: Any) -> None:
         log.parent.mkdir(exist_ok=True)
@@ -72,6 +73,6 @@ def test_translation_is_restored_to_the_form_of_the_corpus(
     corpus = Corpus.read(data)
     (data / "ref").mkdir()
     corpus.reference("test").write_text("a\nb\n")
-    job = ScoringJob(Run(tmp_path / "run"), TRANSLATION, corpus, "test", "transformer", 1, True, Settings())
-    assert translate(job, ScoredModel("last", checkpoint, [checkpoint])) == [restored, ""]
+    job = ScoringJob(run, TRANSLATION, corpus, "test", "transformer", 1, True, Settings())
+    assert translate(job, "last") == [restored, ""]
     assert (tmp_path / "run" / "decode" / "test.last.hyp").read_text() == f"{restored}\n\n"
