@@ -19,7 +19,7 @@ from ..fairseq_patches.dictionaries import add_flag
 from ..runs import settings
 from ..scoring import kinds
 from ..scoring.decoding import search_settings
-from ..scoring.source import TextConverter
+from ..scoring.source import TextConverter, token_ids
 from .style import figure, plain
 
 if TYPE_CHECKING:
@@ -35,9 +35,10 @@ def encode(loaded: Loaded, text: str) -> Tensor:
     """
     task = loaded.task.cfg
     source = TextConverter.of_data(loaded.data, (task.source_lang, task.target_lang))
-    tokens: Tensor | None = source.encode(text, loaded.task.source_dictionary)
-    if tokens is None:
+    subwords = source.subwords(text)
+    if not subwords:
         raise ValueError("--text: empty; must be a sentence")
+    tokens: Tensor = token_ids(subwords, loaded.task.source_dictionary)
     return tokens
 
 

@@ -14,7 +14,7 @@ from ..connections import ResidualConnection, sites
 from ..fairseq_patches import check_finite, load_checkpoint
 from ..runs.made_from import FileState
 from ..runs.run import NUMBERED
-from ..runs.trained_on import num_updates
+from ..runs.trained_on import is_trained_on, num_updates
 from ..scoring import kinds
 from ..scoring.loading import Loaded
 from .model import choose_examples
@@ -135,6 +135,6 @@ def analyze(loaded: Loaded, subset: str, sentences: int, max_tokens: int, ablate
         made_from=FileState.of(loaded.checkpoint),
         learning=learned(loaded, notes),
         example=task.words.example,
-        is_training_data=loaded.was_trained_on(subset),
+        is_training_data=is_trained_on(loaded.cfg, subset),
         notes=notes,
     )

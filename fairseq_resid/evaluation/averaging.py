@@ -183,8 +183,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
     layouts: dict[Path, Layout] = {}
     configs: dict[Path, Any] = {}
     words: dict[Path, dict[str, dict[str, str]]] = {}
-    inputs = []
-    updates: list[int] = []
+    inputs: list[dict[str, Any]] = []
     sums: dict[str, torch.Tensor] = {}
     with Progress(
         f"average {output}", 2 * sum(path.stat().st_size for path in paths if path.is_file()), "B"
@@ -196,7 +195,6 @@ def average(paths: Sequence[Path], output: Path) -> None:
             layouts[path] = layout(state["model"])
             configs[path] = _model_config(state)
             words[path] = dictionaries.identified(state, path)
-            updates.append(num_updates(state) or 0)
             inputs.append({"file": path.name, "sha256": sha256(path), "num_updates": num_updates(state)})
             del state
             progress.advance(path.stat().st_size)
@@ -210,7 +208,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
             _add(load_checkpoint(path)["model"], names, sums)
             progress.advance(path.stat().st_size)
 
-    newest = max(range(len(paths)), key=lambda index: (updates[index], index))
+    newest = max(range(len(paths)), key=lambda index: (inputs[index]["num_updates"] or 0, index))
     state = load_checkpoint(paths[newest])
     model = OrderedDict(state["model"])
     for name, (_, dtype, tied) in layouts[paths[newest]].items():
@@ -224,7 +222,7 @@ def average(paths: Sequence[Path], output: Path) -> None:
             torch.save(state, partial)
     except RuntimeError as error:  # torch.save raises this for a full disk or a missing folder
         raise OSError(f"{output}: cannot be written: {str(error).splitlines()[0]}") from None
-    updates = [int(number) for each in inputs if (number := each["num_updates"])]
+    updates = [number for each in inputs if (number := each["num_updates"])]
     if updates and (span := max(updates) - min(updates)) > max(updates) / 4:
         say(
             f"{output}: warning: averages checkpoints from update {min(updates):,} to {max(updates):,}, "

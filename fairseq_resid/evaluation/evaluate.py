@@ -32,9 +32,8 @@ SUBSETS = ("valid", "test")
 
 
 def make_averages(job: ScoringJob[Any]) -> None:
-    """Compute all averages to be scored, unless they are up to date."""
     for name, made_from in job.averages.items():
-        make_average(job.run.file(f"{name}.pt"), made_from)
+        make_average(job.checkpoint(name), made_from)
 
 
 def make_average(output: Path, made_from: list[Path]) -> None:
@@ -77,13 +76,6 @@ def evaluate(job: ScoringJob[Any]) -> Results:
     for line in lines:
         say(f"{run.path} {job.subset}{trained}: {line}")
     return results
-
-
-def check_as_published(jobs: Sequence[ScoringJob[Any]]) -> None:
-    """Raise ValueError naming a run whose scores cannot be compared with published ones, and the reasons."""
-    for job in jobs:
-        if wrong := job.task.not_as_published(job):
-            raise ValueError(f"--as-published: {job.run.path}: {'; '.join(wrong)}")
 
 
 def tell_spread(jobs: Sequence[ScoringJob[Any]]) -> None:
@@ -143,8 +135,9 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         if not is_export(path)
         for subset in options.subset or SUBSETS
     ]
-    if options.as_published:
-        check_as_published(jobs)
+    for job in jobs if options.as_published else ():
+        if reasons := job.task.not_as_published(job):
+            raise ValueError(f"--as-published: {job.run.path}: {'; '.join(reasons)}")
     for job in jobs:
         evaluate(job)
     for path in filter(is_export, options.runs):

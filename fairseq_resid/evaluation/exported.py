@@ -15,7 +15,7 @@ from ..files import read_lines, sha256
 from ..runs.made_from import MadeFrom
 from ..runs.run import EVALUATE, Run
 from ..scoring import translation_scores
-from .translate import BUFFER, encoded_batches
+from .translate import BUFFER
 
 FLAGS = {"beam": "beam", "lenpen": "length_penalty", "max_len_a": "max_len_a", "max_len_b": "max_len_b"}
 
@@ -40,7 +40,7 @@ def score(folder: Path, subset: str, data: Path | None, given: argparse.Namespac
     lines = read_lines(corpus.path / f"ref/{subset}.{corpus.source}")
     hypotheses: list[str] = []
     with Progress(f"decode {subset} with {record.engine}", len(lines), "sentences") as progress:
-        for encoded in encoded_batches(translator, lines, BUFFER):
+        for encoded in translator.encoded_batches(lines, BUFFER):
             hypotheses += translator.decode(encoded)
             progress.advance(len(encoded))
     bleu = translation_scores.bleu(hypotheses, corpus.references(subset), given.tokenize or corpus.tokenize)

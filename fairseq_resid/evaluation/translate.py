@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import Any
 
 from ..cli import frame
 from ..export import translator as exported
@@ -28,15 +28,12 @@ from ..runs import settings
 from ..runs.run import Run
 from ..runs.trained_on import direction_of, find_data
 from ..scoring.decoding import search_settings
-from ..scoring.source import TextConverter, check_length, read_line
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from ..scoring.source import LineTranslator, TextConverter, token_ids
 
 BUFFER = 512  # lines translated together when the input is not a terminal
 
 
-class Translator:
+class Translator(LineTranslator):
     """A run's model, ready to translate: the averaged model if it exists, otherwise the last checkpoint.
 
     run: the run folder; data: the data folder, by default the data that the run was trained on
@@ -69,58 +66,11 @@ class Translator:
             loaded.cfg.tokenizer = loaded.cfg.bpe = None  # the text is already tokenised
             loaded.cfg.dataset.max_tokens = max(4096, *loaded.model.max_positions())  # no line is too long for a batch
             self.hub: Any = GeneratorHubInterface(loaded.cfg, loaded.task, [loaded.model]).eval()
-        self.longest: int = self.hub.max_positions[0]
+        self.longest = self.hub.max_positions[0]
 
-    @overload
-    def translate(self, lines: str) -> str: ...  # type: ignore[overload-overlap]
-    @overload
-    def translate(self, lines: Iterable[str]) -> list[str]: ...
-    def translate(self, lines: str | Iterable[str]) -> str | list[str]:
-        """Return the translation of every line, or of one str; the translation of a blank line is empty.
-
-        Raises: ValueError naming the line that is too long for the model.
-        """
-        if isinstance(lines, str):
-            return self.translate([lines])[0]
-        return self.decode([self.encode(line, number) for number, line in enumerate(lines, start=1)])
-
-    def encode(self, line: str | bytes, number: int) -> Tensor | None:
-        """Return the token ids of a line, or None for a blank line.
-
-        Raises: ValueError naming the line if it is not UTF-8 or is too long for the model.
-        """
-        subwords: Tensor | None = self.text.encode(read_line(line, number), self.hub.src_dict)
-        if subwords is not None:
-            check_length(len(subwords), number, self.longest)
-        return subwords
-
-    def decode(self, encoded: Sequence[Tensor | None]) -> list[str]:
-        """Return the translation of every encoded line, and "" for None."""
-        translations = [""] * len(encoded)
-        filled = {index: subwords for index, subwords in enumerate(encoded) if subwords is not None}
-        if filled:
-            generated = self.hub.generate(list(filled.values()), **self.search)
-            for index, hypotheses in zip(filled, generated, strict=True):
-                translations[index] = self.text.restore(self.hub.decode(hypotheses[0]["tokens"]))
-        return translations
-
-
-def encoded_batches(translator: Any, lines: Iterable[str | bytes], together: int) -> Iterator[list[Any]]:
-    """Yield the encoded lines in batches of `together`.
-
-    Raises: ValueError for an invalid line, after yielding the lines before it.
-    """
-    encoded: list[Any] = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            encoded.append(translator.encode(line, number))
-        except ValueError:
-            yield encoded
-            raise
-        if len(encoded) == together:
-            yield encoded
-            encoded = []
-    yield encoded
+    def best(self, sources: Sequence[list[str]]) -> list[str]:
+        ids = [token_ids(subwords, self.hub.src_dict) for subwords in sources]
+        return [self.hub.decode(hypotheses[0]["tokens"]) for hypotheses in self.hub.generate(ids, **self.search)]
 
 
 @frame.command("translate", "Translate stdin, one sentence per line, to stdout.")
@@ -132,7 +82,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
     add_flag(parser)
     add("--cpu", action="store_true", help="use the CPU even if a GPU is available")
     options = parser.parse_args(argv)
-    translator: Any
+    translator: LineTranslator
     if not is_export(options.run):
         translator = Translator(options.run, options.data, options.checkpoint, options.cpu)
     elif options.checkpoint is None and options.data is None:
@@ -141,6 +91,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> None:
         raise ValueError(
             f"{options.run}: an export contains one model and its text conversion; omit --checkpoint and --data"
         )
-    for encoded in encoded_batches(translator, sys.stdin.buffer, 1 if sys.stdin.isatty() else BUFFER):
+    for encoded in translator.encoded_batches(sys.stdin.buffer, 1 if sys.stdin.isatty() else BUFFER):
         sys.stdout.buffer.write("".join(line + "\n" for line in translator.decode(encoded)).encode())
         sys.stdout.buffer.flush()

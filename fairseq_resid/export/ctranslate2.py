@@ -149,7 +149,6 @@ class Model(Engine):
     def decode(
         self, sources: Sequence[Words], prefixes: Sequence[Words] | None, search: Search, most: int
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses for a batch of sources, best first. most: maximum number of subwords."""
         found = self.search(sources, prefixes, search, most, None)
         # fairseq never generates <pad>. Suppressing it in every search would change the other probabilities.
         rows = [row for row, hypotheses in enumerate(found) if len(hypotheses) < search.nbest]

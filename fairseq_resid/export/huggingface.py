@@ -24,21 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import records
-from .engine import (
-    BOS,
-    EOS,
-    PAD,
-    UNK,
-    WRITER,
-    Engine,
-    Hypothesis,
-    Record,
-    Search,
-    Words,
-    calling,
-    quiet,
-    symbols,
-)
+from .engine import BOS, EOS, PAD, UNK, WRITER, Engine, Hypothesis, Record, Search, Words, calling, quiet, symbols
 
 QUANTIZATIONS = ("float32", "float16", "bfloat16")
 ACTIVATIONS = {  # fairseq's names and those of transformers
@@ -106,10 +92,10 @@ def write(model: Any, source_dictionary: Any, target_dictionary: Any, folder: Pa
     from .folding import fold
 
     transformers, (longest_source, longest_target) = library(), record.longest
-    vocabularies = [
-        {symbol: index for index, symbol in enumerate(symbols(dictionary))}
-        for dictionary in (source_dictionary, target_dictionary)
-    ]
+    source, target = (
+        {symbol: index for index, symbol in enumerate(symbols(each))} for each in (source_dictionary, target_dictionary)
+    )
+    has_two = source != target
     folded = fold(model)
     check(folded, record)
     config, weights = converted(folded)
@@ -128,10 +114,9 @@ def write(model: Any, source_dictionary: Any, target_dictionary: Any, folder: Pa
         suppress_tokens=[SPECIAL[PAD]],
         **TOKENS,
     ).save_pretrained(folder)
-    records.write(folder / VOCABULARY, vocabularies[0])
-    has_two = vocabularies[1] != vocabularies[0]
+    records.write(folder / VOCABULARY, source)
     if has_two:
-        records.write(folder / TARGET_VOCABULARY, vocabularies[1])
+        records.write(folder / TARGET_VOCABULARY, target)
     if record.text.post_process == "sentencepiece" and record.text.model is not None:
         write_marian(folder, record, has_two)
         package, text = " sentencepiece", "raw text"
@@ -139,11 +124,11 @@ def write(model: Any, source_dictionary: Any, target_dictionary: Any, folder: Pa
             text = f"text in the form {record.text.form} of the data folder; fairseq_resid converts raw text to it"
     else:
         package, text = "", SEGMENTED + (TARGETS if has_two else "")
-        write_word_level(folder, vocabularies[0], longest_source, record.text.post_process)
+        write_word_level(folder, source, longest_source, record.text.post_process)
         if has_two:
             (folder / "target").mkdir()
             shutil.copyfile(folder / CONFIG, folder / "target" / CONFIG)  # AutoTokenizer reads it
-            write_word_level(folder / "target", vocabularies[1], longest_target, record.text.post_process)
+            write_word_level(folder / "target", target, longest_target, record.text.post_process)
     return README.format(package=package, text=text, source=longest_source, target=longest_target)
 
 
@@ -317,9 +302,8 @@ class Model(Engine):
     def __init__(self, folder: Path, record: Record, threads: int = 0) -> None:
         import torch
 
-        self.source = self.target = records.read(folder / VOCABULARY, dict[str, int], WRITER)
-        if (folder / TARGET_VOCABULARY).is_file():
-            self.target = records.read(folder / TARGET_VOCABULARY, dict[str, int], WRITER)
+        self.source = records.read(folder / VOCABULARY, dict[str, int], WRITER)
+        self.target = records.read_if_there(folder / TARGET_VOCABULARY, dict[str, int], WRITER) or self.source
         self.words = {index: word for word, index in self.target.items()}
         self.longest = record.longest
         if threads:
@@ -343,7 +327,6 @@ class Model(Engine):
     def decode(
         self, sources: Sequence[Words], prefixes: Sequence[Words] | None, search: Search, most: int
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses for a batch of sources, best first. most: maximum number of subwords."""
         transformers = library()
         begun = [ids_of(prefix, self.target) for prefix in prefixes or [()] * len(sources)]
         settings = transformers.GenerationConfig(
@@ -393,7 +376,7 @@ def ids_of(words: Words, vocabulary: Mapping[str, int]) -> list[int]:
 
 
 def padded(rows: Sequence[Sequence[int]]) -> Any:
-    import torch
+    from torch import tensor
+    from torch.nn.utils.rnn import pad_sequence
 
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[SPECIAL[PAD]] * (width - len(row))] for row in rows], dtype=torch.long)
+    return pad_sequence([tensor(row) for row in rows], batch_first=True, padding_value=SPECIAL[PAD])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fairseq.models import register_model, register_model_architecture
+from fairseq.models import register_model
 from torch import Tensor, nn
 
-from ..fairseq_patches import UserError
-from .classifier import ImageClassifier, he_normal
+from .classifier import ImageClassifier, he_normal, register_architectures
 from .two_streams import TwoStreamConv2d
 
 # Channels, kernel, stride, padding, and dropout after the layer. Springenberg 2014, table 1 and section 3.1.
@@ -24,7 +23,6 @@ LAYERS = (
     (192, 1, 1, 0, 0.0),
 )
 INPUT_DROPOUT = 0.2
-LEAST = 9  # minimum height and width of an image
 
 
 @register_model("all_convolutional")
@@ -40,20 +38,6 @@ class AllConvolutionalNetwork(ImageClassifier):
         parser.add_argument(
             "--two-streams", action="store_true", default=None, help="ResNet Init: convolutions use the weight W + I"
         )
-
-    @classmethod
-    def build_model(cls, args: Any, task: Any) -> ImageClassifier:
-        """Return a new model, as ImageClassifier.build_model does.
-
-        Raises: the errors of ImageClassifier.build_model, and UserError for images that are too small for the layers.
-        """
-        known = getattr(task, "known", None)
-        if known is not None and min(known.shape[1:]) < LEAST:
-            raise UserError(
-                f"--arch all_cnn_c: images of {'x'.join(map(str, known.shape[1:]))} are too small; "
-                f"must be at least {LEAST}x{LEAST}"
-            )
-        return super().build_model(args, task)
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
@@ -74,11 +58,7 @@ class AllConvolutionalNetwork(ImageClassifier):
         self.apply(he_normal)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return a logit for each class."""
         return self.classify(self.layers(images)).mean(dim=(2, 3))
 
 
-@register_model_architecture("all_convolutional", "all_cnn_c")
-def all_cnn_c(args: argparse.Namespace) -> None:
-    """Resolve the options of ALL-CNN-C with BN, as in Targ 2016."""
-    AllConvolutionalNetwork.settle(args)
+register_architectures("all_convolutional", AllConvolutionalNetwork, {}, {"all_cnn_c": {}})

@@ -46,22 +46,6 @@ def allowed_structures() -> list[str]:
     return [name for name in connections.names() if not connections.has_wide_state(name)]
 
 
-def settle_images(args: argparse.Namespace) -> None:
-    """Resolve the structure of an image model: `structures.settle`, without structures that need sentences.
-
-    Raises: UserError naming the invalid structure or flag.
-    """
-    options = settle(args, "xskip", NORMS)
-    if connections.has_wide_state(args.residual):
-        raise UserError(
-            f"--residual {args.residual}: its state is wider than C channels; choose one of "
-            f"{', '.join(allowed_structures())}"
-        )
-    check_norm(args, final_norm=False)
-    if connections.profiler(args.residual, options):
-        raise UserError(f"--residual {args.residual}: its first pass needs sentences; use --admin-start closed")
-
-
 def build_site(cfg: Any, place: Place, residual: str | None = None) -> connections.ResidualConnection:
     """Return the connection of a block; `residual` replaces the model's structure with another one."""
     if residual is not None:
@@ -133,8 +117,19 @@ class ImageClassifier(Structured, BaseFairseqModel):  # type: ignore[misc]
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
-        """Resolve every option and write it to `args`."""
-        settle_images(args)
+        """Resolve every option and write it to `args`.
+
+        Raises: UserError naming the invalid structure or flag, or a structure that needs sentences.
+        """
+        options = settle(args, "xskip", NORMS)
+        if connections.has_wide_state(args.residual):
+            raise UserError(
+                f"--residual {args.residual}: its state is wider than C channels; choose one of "
+                f"{', '.join(allowed_structures())}"
+            )
+        check_norm(args, final_norm=False)
+        if connections.profiler(args.residual, options):
+            raise UserError(f"--residual {args.residual}: its first pass needs sentences; use --admin-start closed")
 
     def get_normalized_probs(self, net_output: Tensor, log_probs: bool, sample: Any = None) -> Tensor:
         """Return the (log-)probabilities of all classes in fp32."""

@@ -68,7 +68,6 @@ class FullyConnectedNetwork(ImageClassifier):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
-        """Add the flags for the network's size and for the structures."""
         cls.add_image_flags(parser)
         add = parser.add_argument
         add("--hidden-blocks", type=positive, metavar="N", help="number of blocks (default: the architecture's)")
@@ -77,7 +76,6 @@ class FullyConnectedNetwork(ImageClassifier):
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
-        """Resolve every option and write it to `args`."""
         fill(args, DEFAULTS)
         refuse_structure_without_sites(args)
         super().settle(args)
@@ -106,7 +104,6 @@ class FullyConnectedNetwork(ImageClassifier):
             he_normal(linear)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return a logit for each class."""
         return self.classify(self.blocks(self.stem(images.flatten(1))))
 
 

@@ -26,12 +26,3 @@ def token_nll(
         log_probabilities = log_probabilities.float().index_fill(-1, numbers, -math.inf).log_softmax(-1)
     nll = -log_probabilities.float().gather(-1, target.unsqueeze(-1)).squeeze(-1)
     return nll.masked_fill(target.eq(padding), 0.0)
-
-
-def sentence_nll(
-    model: Any, net_input: Mapping[str, Any], target: Tensor, padding: int
-) -> tuple[list[float], list[int]]:
-    """Return the summed NLL of each sentence in nats, and the number of target tokens in each."""
-    with torch.no_grad():
-        nll = token_nll(model, net_input, target, padding).double().sum(dim=1)
-    return nll.tolist(), target.ne(padding).sum(dim=1).tolist()

@@ -161,7 +161,6 @@ class ResidualNetwork(ImageClassifier):
 
     @classmethod
     def add_args(cls, parser: Any) -> None:
-        """Add the flags for the network's size and form, and for the structures."""
         cls.add_image_flags(parser)
         add = parser.add_argument
         add(
@@ -181,7 +180,6 @@ class ResidualNetwork(ImageClassifier):
 
     @classmethod
     def settle(cls, args: argparse.Namespace) -> None:
-        """Resolve every option and write it to `args`."""
         layers = getattr(args, "block_layers", None)
         fill(args, DEFAULTS)
         refuse_structure_without_sites(args)
@@ -230,7 +228,6 @@ class ResidualNetwork(ImageClassifier):
             nn.init.zeros_(self.classify.bias)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return a logit for each class."""
         x = self.start(self.stem(images))
         for stage in self.stages:
             x = stage(x)

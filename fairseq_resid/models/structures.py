@@ -33,7 +33,6 @@ def positive(text: str) -> int:
 
 
 def residual_name(name: str) -> str:
-    """Parse the value of --residual."""
     try:
         connections.canonical(name)
     except connections.InvalidOption as error:
@@ -156,7 +155,6 @@ class Structured:
         return {}
 
     def log_coefficients(self, args: argparse.Namespace) -> None:
-        """Start logging coefficients if --log-coefficients is set."""
         if getattr(args, "log_coefficients", None):
             self.coefficient_log = CoefficientLog(self, args.log_interval)  # type: ignore[arg-type]
 

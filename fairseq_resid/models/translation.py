@@ -224,7 +224,6 @@ class ResidualTransformerDecoder(TransformerDecoderBase):
 
 
 def decoder_kinds(no_encoder_attn: bool) -> tuple[str, ...]:
-    """Return the kinds of the sublayers of a decoder layer."""
     return ("self_attn", "ffn") if no_encoder_attn else ("self_attn", "encoder_attn", "ffn")
 
 

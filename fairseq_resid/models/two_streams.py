@@ -30,27 +30,26 @@ def identity_on_first_half(weight: Tensor) -> Tensor:
     return eye
 
 
-class TwoStreamConv2d(nn.Conv2d):
-    """A convolution with W + I. Shapes: (N, in, H, W) -> (N, out, H', W')."""
+class TwoStream(nn.Module):
+    """Mixin for a layer with the weight W + I."""
 
+    weight: Tensor
     identity: Tensor
 
     def __init__(self, *sizes: Any, **settings: Any) -> None:
         super().__init__(*sizes, **settings)
         self.register_buffer("identity", identity_on_first_half(self.weight.detach()), persistent=False)
+
+
+class TwoStreamConv2d(TwoStream, nn.Conv2d):
+    """A convolution with W + I. Shapes: (N, in, H, W) -> (N, out, H', W')."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self._conv_forward(x, self.weight + self.identity, self.bias)
 
 
-class TwoStreamLinear(nn.Linear):
+class TwoStreamLinear(TwoStream, nn.Linear):
     """A linear map with W + I. Shapes: (..., in) -> (..., out)."""
-
-    identity: Tensor
-
-    def __init__(self, *sizes: Any, **settings: Any) -> None:
-        super().__init__(*sizes, **settings)
-        self.register_buffer("identity", identity_on_first_half(self.weight.detach()), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.linear(x, self.weight + self.identity, self.bias)

@@ -110,19 +110,18 @@ class Captioning(TextTask[CaptionData], ExampleTask[CaptionData]):
         references = job.data.references(job.subset)
         signature, lines = caption_scores.signature(references.texts), list[str]()
         scores: dict[str, dict[str, Scored]] = {}
-        models = job.models()
-        outputs = [translate(job, model, lock) for model in models]
-        for model, found in zip(models, caption_scores.score(outputs, references.texts), strict=True):
+        outputs = [translate(job, model, lock) for model in job.models]
+        for model, found in zip(job.models, caption_scores.score(outputs, references.texts), strict=True):
             by_image = zip(references.ids, found.cider, references.texts, strict=True)
             CaptionScore.write(
-                job.decoded(model.name, "cider"),
+                job.decoded(model, "cider"),
                 [CaptionScore(image, cider, len(texts)) for image, cider, texts in by_image],
             )
-            scores[model.name] = {name: Scored(round(value, 4), signature) for name, value in found.values.items()}
-            scores[model.name][NLL] = Scored(round(self.nll(job, model), 4), UNIT)
+            scores[model] = {name: Scored(round(value, 4), signature) for name, value in found.values.items()}
+            scores[model][NLL] = Scored(round(self.nll(job, model), 4), UNIT)
             shown = ", ".join(f"{name} {value:.2f}" for name, value in found.values.items())
             absent = "".join(f", {name} not computed ({reason})" for name, reason in found.absent.items())
-            lines.append(f"{model.name}: {shown}{absent}, NLL {scores[model.name][NLL].score:.4f}")
+            lines.append(f"{model}: {shown}{absent}, NLL {scores[model][NLL].score:.4f}")
         results = replace(
             results,
             signature=signature,
@@ -140,18 +139,17 @@ class Captioning(TextTask[CaptionData], ExampleTask[CaptionData]):
 
         CIDEr uses the document frequencies of each test set separately.
         """
-        cider: list[float] = []
-        sentences: list[Sentence] = []
-        for job in jobs:
-            if job.subset in tests[CIDER]:
-                cider += [one.cider for one in CaptionScore.read(job.decoded(model, "cider"))]
-            if job.subset in tests[NLL]:
-                sentences += Sentence.read(job.decoded(model, "nll"))
+        scores = [
+            one for job in jobs if job.subset in tests[CIDER] for one in CaptionScore.read(job.decoded(model, "cider"))
+        ]
+        sentences = [
+            one for job in jobs if job.subset in tests[NLL] for one in Sentence.read(job.decoded(model, "nll"))
+        ]
         results = jobs[0].run.read_results(jobs[0].subset)
         beside = results.scores[model] if len(jobs) == 1 else {}
         return {
             **{name: beside[name] for name in SHOWN if name in beside},
-            CIDER: Scored(round(statistics.fmean(cider), 5), results.signature),
+            CIDER: Scored(round(statistics.fmean(one.cider for one in scores), 5), results.signature),
             NLL: Scored(round(likelihood.mean(sentences), 5), UNIT),
         }
 

@@ -21,10 +21,6 @@ from ..runs.trained_on import setting
 POSITIONS = ("--max-source-positions", "--max-target-positions")
 
 
-class DecodingError(ChildProcessError):
-    """fairseq-generate failed, or did not produce exactly one hypothesis for every sentence."""
-
-
 def search_settings(settings: Mapping[str, str]) -> dict[str, int | float]:
     """Return the beam-search settings as keyword arguments for fairseq's functions."""
     return {
@@ -77,7 +73,7 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
     """Run a fairseq-generate command with its output in `log`, and show progress.
 
     sentences: the number of sentences to decode
-    Raises: DecodingError with the exit code, the log file and its last lines if the command fails.
+    Raises: ChildProcessError with the exit code, the log file and its last lines if the command fails.
     """
     children.show(argv, f" > {shlex.quote(str(log))}")
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -94,13 +90,13 @@ def decode(argv: list[str], log: Path, lock: int | None = None, sentences: int |
         shutil.copyfileobj(errors, output)
     messages.unlink()
     if code:
-        raise children.failure("fairseq-generate", code, log, DecodingError)
+        raise children.failure("fairseq-generate", code, log, ChildProcessError)
 
 
 def read_hypotheses(log: Path) -> list[str]:
     """Return the hypotheses (D- lines, subwords joined) of a fairseq-generate log, in the order of the data.
 
-    Raises: DecodingError naming the log if a sentence has no hypothesis.
+    Raises: ChildProcessError naming the log if a sentence has no hypothesis.
     """
     hypotheses: dict[int, str] = {}
     for line in read_lines(log):
@@ -108,5 +104,7 @@ def read_hypotheses(log: Path) -> list[str]:
             hypotheses[int(match[1])] = match[2]
     missing = sorted(set(range(max(hypotheses, default=-1) + 1)) - hypotheses.keys())
     if missing:
-        raise DecodingError(f"{log}: no hypothesis for sentence {missing[0]} ({len(missing)} sentences without one)")
+        raise ChildProcessError(
+            f"{log}: no hypothesis for sentence {missing[0]} ({len(missing)} sentences without one)"
+        )
     return [hypotheses[number] for number in sorted(hypotheses)]

@@ -16,7 +16,7 @@ from ..runs.run import Results, Run
 from ..runs.trained_on import find_data
 from . import decoding, likelihood
 from .likelihood import Sentence
-from .task import Batch, D, ScoredModel, ScoringJob, Task
+from .task import Batch, D, ScoringJob, Task
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 AVERAGED = "averaged"
 
 
-def inputs(job: ScoringJob[Any], model: ScoredModel) -> list[Path]:
+def inputs(job: ScoringJob[Any], model: str) -> list[Path]:
     """Return the files that the outputs of a model depend on."""
-    return [*model.made_from, *job.data.inputs(job.subset)]
+    return [*job.averages.get(model, [job.run.last]), *job.data.inputs(job.subset)]
 
 
 def conditions(job: ScoringJob[Any], blank: Collection[int] = ()) -> dict[str, Any]:
@@ -41,45 +41,31 @@ def decoding_settings(job: ScoringJob[Any]) -> dict[str, str | None]:
     return {**job.settings.decoding, "post-process": job.data.post_process}
 
 
-def translate(
-    job: ScoringJob[Any], model: ScoredModel, lock: int | None = None, blank: Collection[int] = ()
-) -> list[str]:
+def translate(job: ScoringJob[Any], model: str, lock: int | None = None, blank: Collection[int] = ()) -> list[str]:
     """Return the outputs of one model, reusing RUN/decode if the inputs and settings have not changed.
 
     blank: indices of the blank sources, whose translations are empty; fairseq would invent some
-    Raises: DecodingError if fairseq-generate fails or skips a sentence.
+    Raises: ChildProcessError if fairseq-generate fails or skips a sentence.
     """
-    log, file, note = (job.decoded(model.name, kind) for kind in ("log", "hyp", "json"))
+    log, file, note = (job.decoded(model, kind) for kind in ("log", "hyp", "json"))
 
     def decode() -> list[str]:
         data, settings = job.data, job.settings.decoding
         command = decoding.generate_command(
-            data.path, model.file, job.subset, data.post_process, job.cpu, settings, job.task_flags
+            data.path, job.checkpoint(model), job.subset, data.post_process, job.cpu, settings, job.task_flags
         )
         count = len(data.references(job.subset))
         decoding.decode(command, log, lock, count)
         lines = [data.form.restore(line) for line in decoding.read_hypotheses(log)]
         if len(lines) != count:
             reference = data.reference(job.subset)
-            raise decoding.DecodingError(f"{log}: {len(lines)} hypotheses, but {reference} has {count} lines")
+            raise ChildProcessError(f"{log}: {len(lines)} hypotheses, but {reference} has {count} lines")
         lines = ["" if number in blank else line for number, line in enumerate(lines)]
         write_text(file, "".join(f"{line}\n" for line in lines))
         return lines
 
     settings = {**decoding_settings(job), **conditions(job, blank)}
     return reuse(file, note, inputs(job, model), read_lines, decode, settings)
-
-
-def reference_nll(job: ScoringJob[Any], model: ScoredModel) -> list[Sentence]:
-    """Return the NLL of every reference under one model, reusing RUN/decode if its inputs have not changed."""
-    file, note = (job.decoded(model.name, kind) for kind in ("nll", "nll.json"))
-
-    def measure() -> list[Sentence]:
-        sentences = likelihood.measure_nll(job, model.file)
-        Sentence.write(file, sentences)
-        return sentences
-
-    return reuse(file, note, inputs(job, model), Sentence.read, measure, conditions(job))
 
 
 def data_of(run: Run, results: Results) -> Path:
@@ -93,8 +79,15 @@ def data_of(run: Run, results: Results) -> Path:
 class TextTask(Task[D]):
     """A task whose models generate text. The averages and the last checkpoint are scored."""
 
-    def nll(self, job: ScoringJob[D], model: ScoredModel) -> float:
-        return likelihood.mean(reference_nll(job, model))
+    def nll(self, job: ScoringJob[D], model: str) -> float:
+        file, note = (job.decoded(model, kind) for kind in ("nll", "nll.json"))
+
+        def measure() -> list[Sentence]:
+            sentences = likelihood.measure_nll(job, job.checkpoint(model))
+            Sentence.write(file, sentences)
+            return sentences
+
+        return likelihood.mean(reuse(file, note, inputs(job, model), Sentence.read, measure, conditions(job)))
 
     def fits(self, loaded: Loaded, subset: str) -> np.ndarray:
         import numpy as np

@@ -31,7 +31,6 @@ from .task import (
     Candidate,
     ExampleTask,
     Measure,
-    ScoredModel,
     ScoringJob,
     Studied,
     Words,
@@ -61,22 +60,17 @@ class Answer(Row):
     given: int
     nll: float
 
-    @property
-    def is_wrong(self) -> bool:
-        return self.label != self.given
+
+def error_of(given: Sequence[Answer]) -> float:
+    return 100 * sum(wrong(given)) / len(given)
 
 
-def error_of(answers: Sequence[Answer]) -> float:
-    """Return the error rate in percent."""
-    return 100 * sum(wrong(answers)) / len(answers)
+def nll_of(given: Sequence[Answer]) -> float:
+    return statistics.fmean(one.nll for one in given)
 
 
-def nll_of(answers: Sequence[Answer]) -> float:
-    return statistics.fmean(one.nll for one in answers)
-
-
-def wrong(answers: Sequence[Answer]) -> list[bool]:
-    return [one.is_wrong for one in answers]
+def wrong(given: Sequence[Answer]) -> list[bool]:
+    return [one.label != one.given for one in given]
 
 
 @dataclass(frozen=True)
@@ -116,50 +110,50 @@ def answers_of(run: Run, subset: str) -> list[Answer]:
     return Answer.read(run.decoded(subset, LAST, "images"))
 
 
-def answer(job: ScoringJob[ImageData]) -> list[Answer]:
-    """Return the predictions of the last checkpoint for all images of a split, in order."""
-    import torch
+def answers(job: ScoringJob[ImageData]) -> list[Answer]:
+    """Return the predictions of the last checkpoint for all images of a split, in order.
 
-    from .loading import load
-
-    loaded = load(job.run, job.run.last, job.data.path, job.cpu)
-    job.task.load_examples(loaded, job.subset)
-    count = len(loaded.task.dataset(job.subset))
-    given: list[Answer] = []
-    with torch.no_grad(), Progress(f"{job.subset} of {job.run.last.name}", count, "images") as progress:
-        for batch in batches_of(loaded, job.subset, range(count), TOGETHER):
-            given += batch.answers(loaded.model)
-            progress.advance(batch.predicted)
-    Answer.write(job.decoded(LAST, "images"), given)
-    return given
-
-
-def remembered_answers(job: ScoringJob[ImageData]) -> list[Answer]:
-    """Return `answer(job)`, reusing the file in RUN/decode if its inputs have not changed."""
+    The file in RUN/decode is reused if its inputs have not changed.
+    """
     file = job.decoded(LAST, "images")
+
+    def answer() -> list[Answer]:
+        import torch
+
+        from .loading import load
+
+        loaded = load(job.run, job.run.last, job.data.path, job.cpu)
+        job.task.load_examples(loaded, job.subset)
+        count = len(loaded.task.dataset(job.subset))
+        given: list[Answer] = []
+        with torch.no_grad(), Progress(f"{job.subset} of {job.run.last.name}", count, "images") as progress:
+            for batch in batches_of(loaded, job.subset, range(count), TOGETHER):
+                given += batch.answers(loaded.model)
+                progress.advance(batch.predicted)
+        Answer.write(file, given)
+        return given
+
     inputs = [job.run.last, job.data.path / f"{job.subset.split('+')[0]}.npy"]
-    return reuse(file, file.with_suffix(".json"), inputs, Answer.read, lambda: answer(job))
+    return reuse(file, file.with_suffix(".json"), inputs, Answer.read, answer)
 
 
 def scored(given: Sequence[Answer], digits: int) -> dict[str, Scored]:
-    """Return the error and the NLL, with their signatures."""
     scores = {ERROR: error_of(given), NLL: nll_of(given)}
     return {name: Scored(round(value, digits), SIGNATURES[name]) for name, value in scores.items()}
 
 
 def _error_parts(run: Run, subset: str) -> list[list[float]]:
-    return [[float(one.is_wrong), 1.0] for one in answers_of(run, subset)]
+    return [[float(each), 1.0] for each in wrong(answers_of(run, subset))]
 
 
 def _nll_parts(run: Run, subset: str) -> list[list[float]]:
     return [[one.nll, 1.0] for one in answers_of(run, subset)]
 
 
-def _percent(summed: np.ndarray) -> float:
-    return 100 * mean_of_sums(summed)
-
-
-MEASURES = {ERROR: Measure(_error_parts, _percent, 2, True), NLL: Measure(_nll_parts, mean_of_sums, 4, True)}
+MEASURES = {
+    ERROR: Measure(_error_parts, lambda summed: 100 * mean_of_sums(summed), 2, True),
+    NLL: Measure(_nll_parts, mean_of_sums, 4, True),
+}
 
 
 class ImageClassification(ExampleTask[ImageData]):
@@ -182,11 +176,11 @@ class ImageClassification(ExampleTask[ImageData]):
         checksums = image_folder.ImageRecord.of(Path(results.data)).checksums
         return " ".join(checksums.get(f"{split}.npy", "") for split in results.subset.split("+"))
 
-    def nll(self, job: ScoringJob[ImageData], model: ScoredModel) -> float:
-        return nll_of(remembered_answers(job))
+    def nll(self, job: ScoringJob[ImageData], model: str) -> float:
+        return nll_of(answers(job))
 
     def score(self, job: ScoringJob[ImageData], results: Results, lock: int) -> tuple[Results, list[str]]:
-        given = remembered_answers(job)
+        given = answers(job)
         error, (low, high) = error_of(given), significance.wilson(wrong(given))
         line = (
             f"error {error:.2f}% (95% interval {low:.2f} to {high:.2f} over images), accuracy {100 - error:.2f}%, "

@@ -39,7 +39,9 @@ def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:
     from .loading import load
 
     loaded = load(job.run, checkpoint, job.data.path, job.cpu)
-    from ..models.likelihood import sentence_nll
+    import torch
+
+    from ..models.likelihood import token_nll
 
     model, task = loaded.model, loaded.task
     job.task.load_examples(loaded, job.subset)
@@ -50,10 +52,12 @@ def measure_nll(job: ScoringJob[Any], checkpoint: Path) -> list[Sentence]:
     ).next_epoch_itr(shuffle=False)
     padding = task.target_dictionary.pad()
     measured: dict[int, Sentence] = {}
-    with Progress(f"NLL {job.subset} of {checkpoint.name}", len(dataset), "sentences") as progress:
+    title = f"NLL {job.subset} of {checkpoint.name}"
+    with torch.no_grad(), Progress(title, len(dataset), "sentences") as progress:
         for sample in map(loaded.moved, batches):
-            nll, tokens = sentence_nll(model, sample["net_input"], sample["target"], padding)
-            for number, total, count in zip(sample["id"].tolist(), nll, tokens, strict=True):
-                measured[number] = Sentence(total, count)
+            nll = token_nll(model, sample["net_input"], sample["target"], padding).double().sum(dim=1)
+            counts = sample["target"].ne(padding).sum(dim=1)
+            sentences = map(Sentence, nll.tolist(), counts.tolist())
+            measured.update(zip(sample["id"].tolist(), sentences, strict=True))
             progress.advance(len(nll))
     return [measured[number] for number in range(len(dataset))]

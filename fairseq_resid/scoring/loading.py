@@ -13,7 +13,7 @@ import torch
 from ..data.text.folder import check_dictionaries
 from ..fairseq_patches import naming
 from ..runs.run import Run
-from ..runs.trained_on import direction_of, is_trained_on, num_updates
+from ..runs.trained_on import direction_of, num_updates
 from ..runs.training_command import TrainingCommand
 from ..tasks import register
 
@@ -35,10 +35,6 @@ class Loaded:
         from fairseq import utils
 
         return utils.move_to_cuda(sample) if self.device.type == "cuda" else sample
-
-    def was_trained_on(self, subset: str) -> bool:
-        """Return whether the model was trained on a subset, judged by its name."""
-        return is_trained_on(self.cfg, subset)
 
     def started_from(self) -> str | None:
         """Return the checkpoint whose weights the run was started with; None if it started with new ones.

@@ -18,7 +18,6 @@ class Publication:
     subset: str
     bleu: float
     decoding: Mapping[str, str]
-    average: str
     count: int
     source: str
     tokenize: str = "none"  # the text is tokenised
@@ -30,7 +29,6 @@ PUBLICATIONS = {
         subset="test",
         bleu=41.02,
         decoding={"beam": "5", "lenpen": "1", "max-len-a": "0", "max-len-b": "200"},
-        average="epoch",
         count=10,
         source="Wu et al. 2021, text-only Transformer",
     ),

@@ -30,7 +30,8 @@ class Row:
 
     @staticmethod
     def write(path: Path, rows: Sequence[Row]) -> None:
-        write_text(path, "".join("\t".join(map(row._text, vars(row).values())) + "\n" for row in rows))
+        def text(row: Row) -> str:
+            values = vars(row).values()
+            return "\t".join(f"{value:.{row.digits}f}" if isinstance(value, float) else str(value) for value in values)
 
-    def _text(self, value: object) -> str:
-        return f"{value:.{self.digits}f}" if isinstance(value, float) else str(value)
+        write_text(path, "".join(f"{text(row)}\n" for row in rows))

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..console import signed
 from ..data.folders import FolderKind
@@ -34,31 +34,7 @@ FREQUENCIES = 8  # classes of tokens by their rank in dict.txt: the 1st to 10th,
 TableRows = list[tuple[str, ...]]
 
 
-class Data(Protocol):
-    """An opened data folder, with the properties that results.json records."""
-
-    @property
-    def path(self) -> Path: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def differences(self) -> Sequence[str]: ...
-    @property
-    def unverified(self) -> Sequence[str]: ...
-    @property
-    def preparation(self) -> dict[str, Any]: ...
-
-
-D = TypeVar("D", bound=Data)
-
-
-@dataclass(frozen=True)
-class ScoredModel:
-    """A model to be scored: its name in results.json, its file, and the checkpoints it was made from."""
-
-    name: str
-    file: Path
-    made_from: list[Path]
+D = TypeVar("D")  # an opened data folder
 
 
 @dataclass(frozen=True)
@@ -82,13 +58,16 @@ class ScoringJob(Generic[D]):
     is_training_data: bool = False
     task_flags: tuple[str, ...] = ()
 
-    def models(self) -> list[ScoredModel]:
-        """Return all models to score: the averages and the last checkpoint."""
-        averages = [ScoredModel(name, self.run.file(f"{name}.pt"), files) for name, files in self.averages.items()]
-        return [*averages, ScoredModel(LAST, self.run.last, [self.run.last])]
+    @property
+    def models(self) -> list[str]:
+        """The names of the models to score, as in results.json."""
+        return [*self.averages, LAST]
 
-    def decoded(self, name: str, kind: str) -> Path:
-        return self.run.decoded(self.subset, name, kind)
+    def checkpoint(self, model: str) -> Path:
+        return self.run.last if model == LAST else self.run.file(f"{model}.pt")
+
+    def decoded(self, model: str, kind: str) -> Path:
+        return self.run.decoded(self.subset, model, kind)
 
 
 @dataclass(frozen=True)
@@ -239,7 +218,7 @@ class Task(ABC, Generic[D]):
         """
 
     @abstractmethod
-    def nll(self, job: ScoringJob[D], model: ScoredModel) -> float:
+    def nll(self, job: ScoringJob[D], model: str) -> float:
         """Return the mean NLL of the data under a model, in nats per prediction."""
 
     @abstractmethod

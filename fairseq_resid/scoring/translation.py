@@ -53,17 +53,16 @@ class Translations:
     tokenize: str
 
 
-def check_lengths(corpus: Corpus, subset: str, source: int, target: int, truncates: bool) -> None:
-    """Check that every sentence of a subset is short enough for the model.
+def check_lengths(corpus: Corpus, subset: str, task: Any) -> None:
+    """Check that every sentence of a subset is short enough for a model; task: in the config of its checkpoint.
 
-    source, target: the positions of the model; truncates: whether longer sources are shortened
     Raises: ValueError naming the file and line of the first sentence that is too long.
     """
-    for language, most in ((corpus.source, source), (corpus.target, target)):
+    for side, language in (("source", corpus.source), ("target", corpus.target)):
+        most = setting(task, f"max_{side}_positions") or POSITIONS
         lengths = corpus.lengths(subset, language)
         long = [number for number, length in enumerate(lengths, start=1) if length > most]
-        if long and not (truncates and language == corpus.source):
-            side = "source" if language == corpus.source else "target"
+        if long and not (side == "source" and setting(task, "truncate_source")):
             raise ValueError(
                 f"{corpus.path / 'ref' / f'{subset}.{language}'}:{long[0]}: {lengths[long[0] - 1]:,} subwords, but the "
                 f"model has {most:,} positions; too long: {len(long):,} of {len(lengths):,} lines; shorten or remove "
@@ -118,14 +117,7 @@ class Translation(TextTask[Corpus]):
             raise ValueError(f"{reference}: no such reference text; --subset must name subsets of the data folder")
         require_subset(corpus.path, subset, corpus.source, corpus.target)
         corpus.references(subset)
-        task = setting(state.get("cfg"), "task")
-        check_lengths(
-            corpus,
-            subset,
-            setting(task, "max_source_positions") or POSITIONS,
-            setting(task, "max_target_positions") or POSITIONS,
-            bool(setting(task, "truncate_source")),
-        )
+        check_lengths(corpus, subset, setting(state.get("cfg"), "task"))
         return corpus
 
     def task_flags(self, cfg: Any, data: Corpus) -> tuple[str, ...]:
@@ -140,10 +132,10 @@ class Translation(TextTask[Corpus]):
         best, blank = perfect(references, corpus.tokenize), corpus.blank_lines(job.subset)
         is_published = not published.differences(job)
         scores, beside = {}, {}
-        for model in job.models():
+        for model in job.models:
             hypotheses = translate(job, model, lock, blank)
-            score = scores[model.name] = translation_scores.bleu(hypotheses, references, corpus.tokenize)
-            beside[model.name] = {
+            score = scores[model] = translation_scores.bleu(hypotheses, references, corpus.tokenize)
+            beside[model] = {
                 **({published.LABEL: score} if is_published else {}),
                 **translation_scores.side_by_side(hypotheses, references, corpus.form, corpus.tokenize),
                 NLL: Scored(self.nll(job, model), likelihood.UNIT),
@@ -255,12 +247,14 @@ class Translation(TextTask[Corpus]):
         systems = [each.outputs.hypotheses for each in candidates]
         tested, signatures = significance.bleu_tests(systems, baseline.references, baseline.tokenize)
         rows: TableRows = []
-        for candidate, test in zip(candidates, tested, strict=True):
-            difference, p = "", ("baseline", "baseline")
+        for candidate, tests in zip(candidates, tested, strict=True):
+            difference, p = "", ["baseline", "baseline"]
             if rows:
-                difference = signed(test.score - tested[0].score, 2)
-                p = (f"{test.p_bootstrap:.4f}", f"{test.p_randomisation:.4f}")
-            rows.append(self.row(candidate, difference, f"{test.mean:.2f} ± {test.half:.2f}", *p))
+                difference = signed(tests[0].score - tested[0][0].score, 2)
+                # sacrebleu would report a p of 1/1,001 for equal texts, because no resample differs by more than 0.
+                are_equal = candidate.outputs.hypotheses == baseline.hypotheses
+                p = [f"{1.0 if are_equal else test.p_value:.4f}" for test in tests]
+            rows.append(self.row(candidate, difference, f"{tests[0].mean:.2f} ± {tests[0].ci:.2f}", *p))
         results = candidates[0].results
         return rows, [f"{results.corpus} {results.subset}, {candidates[0].model}", *signatures]
 

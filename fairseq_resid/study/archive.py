@@ -23,7 +23,6 @@ def kept_folder(study: Path) -> Path:
 
 
 def archive_file(kept: Path) -> Path:
-    """Return the path of the archive that belongs to a study's folder."""
     return kept.with_name(f"{kept.name}.tar.xz")
 
 
@@ -50,7 +49,6 @@ def runs_folder(kept: Path) -> Path:
 
 
 def _cached(archive: Path) -> Path:
-    """Return the folder in the cache into which an archive is unpacked."""
     cache = Path(os.environ.get("FAIRSEQ_RESID_CACHE") or Path.home() / ".cache" / "fairseq_resid") / "studies"
     folder = cache / f"{archive.name.removesuffix('.tar.xz')}-{sha256(archive)[:16]}"
     if not folder.is_dir():

@@ -64,7 +64,6 @@ class LocalExecutor:
 
 
 def start_process(command: Sequence[str], output: Path, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a command without input, with its output in a file."""
     output.parent.mkdir(parents=True, exist_ok=True)
     with output.open("w+b") as file:
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, **options)

@@ -111,17 +111,16 @@ def write_log(run: Run, into: Run) -> None:
 
 def scoring_terms(study: Study, run: Planned) -> dict[str, Any]:
     """Return the settings for scoring in a study file, which must be the same for all runs."""
-    tuning = study.tuning
-    averages = study.task.has_averages
-    by_measure = {measure: list(study.tests_of(measure)) for measure in study.task.studied.measures}
-    tests = by_measure if isinstance(study.tests, dict) else list(study.tests)
     decoding = recipe.evaluation(study.recipe)
     found: dict[str, Any] = {"evaluate": decoding} if decoding else {}
-    if run.is_tuning and tuning is not None:
-        return {**found, **({"average": tuning.average} if averages else {}), "seed": tuning.seed}
+    average = {"average": study.averaged(run.is_tuning)} if study.task.has_averages else {}
+    if run.is_tuning and study.tuning is not None:
+        return {**found, **average, "seed": study.tuning.seed}
     if study.epochs:
         found["epochs"] = [one if isinstance(one, int) else list(one) for one in study.epochs]
-    return {**found, **({"average": study.average} if averages else {}), "measure": study.measure, "tests": tests}
+    by_measure = {measure: list(study.tests_of(measure)) for measure in study.task.studied.measures}
+    tests = by_measure if isinstance(study.tests, dict) else list(study.tests)
+    return {**found, **average, "measure": study.measure, "tests": tests}
 
 
 def read_notes(folder: Path, study: str) -> dict[str, Note]:

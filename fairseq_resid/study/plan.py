@@ -14,6 +14,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -144,12 +145,52 @@ class Study(Struct, frozen=True, forbid_unknown_fields=True):
         return () if numbers else tuple(pairs)
 
     def tests_of(self, measure: str) -> tuple[str, ...]:
-        """Return the test sets for a measure."""
         return self.tests[measure] if isinstance(self.tests, dict) else self.tests
 
     @property
     def all_tests(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(test for measure in self.task.studied.measures for test in self.tests_of(measure)))
+
+    def averaged(self, is_tuning: bool) -> int:
+        """Return the number of last checkpoints to average."""
+        return self.tuning.average if is_tuning and self.tuning else self.average
+
+    def __post_init__(self) -> None:
+        for name in (*self.arms, *self.settings):  # they become parts of file names
+            if not re.fullmatch(r"[\w+=-]+", name):
+                raise ValueError(f"{name!r}: names of arms and settings may only contain letters, digits and _ + - =")
+        if self.measure not in kinds.measures():
+            raise ValueError(f"measure: {self.measure}: must be {' or '.join(kinds.measures())}")
+        if self.baseline not in self.arms:
+            raise ValueError(f"baseline: {self.baseline}: no such arm; choose from {', '.join(self.arms)}")
+        if isinstance(self.tests, dict) and self.tests.keys() != self.task.studied.measures.keys():
+            needed = " and ".join(self.task.studied.measures)
+            raise ValueError(f"tests: {', '.join(self.tests)}: must be one list for each of {needed}")
+        for measure in self.task.studied.measures:
+            tests = self.tests_of(measure)
+            if not tests or len(set(tests)) < len(tests):
+                raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: must be one or more different test sets")
+        if bool(self.epochs) != bool(self.windows) or not all(1 <= first <= last for first, last in self.windows):
+            raise ValueError(
+                f"epochs: {', '.join(map(str, self.epochs))}: must be two epochs in order, such as [41, 50], or a "
+                "list of such pairs"
+            )
+        tuning = self.tuning
+        if tuning is not None and tuning.setting and tuning.setting not in self.settings:
+            raise ValueError(f"tuning: setting: {tuning.setting}: choose from {', '.join(self.settings)}")
+        for number, step in enumerate(self.plan, start=1):
+            if step.setting not in self.settings:
+                choices = ", ".join(self.settings)
+                raise ValueError(f"plan, {number}: setting {step.setting}: no such setting; choose from {choices}")
+            if strange := [arm for arm in step.arms if arm not in self.arms]:
+                raise ValueError(f"plan, {number}: arm {strange[0]}: no such arm; choose from {', '.join(self.arms)}")
+            if step.at != "own" and tuning is None:
+                raise ValueError(f"plan, {number}: at: {step.at}: needs `tuning`, which the study does not have")
+            if tuning is not None and tuning.seed in range(1, step.seeds + 1):
+                raise ValueError(f"tuning: seed: {tuning.seed}: plan, {number} uses this seed too; choose another")
+        for number, contrast in enumerate(self.contrasts, start=1):
+            if len(contrast) not in (2, 4):
+                raise ValueError(f"contrasts, {number}: {len(contrast)} groups: must be 2 or 4")
 
 
 class Group(NamedTuple):
@@ -185,8 +226,8 @@ def read_study(path: Path) -> Study:
 
     Raises: ValueError naming the file and the invalid entry; OSError.
     """
-    study = read_alone(path)
-    others = {name: read_alone(file) for name, file in other_files(study, path).items()}
+    study = records.read(path, Study)
+    others = {name: records.read(file, Study) for name, file in other_files(study, path).items()}
     for name, other in others.items():
         if difference := difference_in_scoring(study, other):
             raise ValueError(f"{path}: contrasts: {name}: {difference}")
@@ -197,16 +238,6 @@ def read_study(path: Path) -> Study:
                 group(others[name] if name else study, rest)
             except ValueError as error:
                 raise ValueError(f"{path}: contrasts, {number}: {text}: {error}") from None
-    return study
-
-
-def read_alone(path: Path) -> Study:
-    """Read a study file without checking the groups of its contrasts. Raises: as `read_study`."""
-    study = records.read(path, Study)
-    try:
-        _check(study)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
     return study
 
 
@@ -234,44 +265,6 @@ def difference_in_scoring(study: Study, other: Study) -> str:
             return f"tests: {', '.join(other.tests_of(measure))}: must include {', '.join(lacking)}"
     mine, theirs = (" ".join(recipe.evaluation(one.recipe)) or "no flags" for one in (study, other))
     return "" if mine == theirs else f"evaluation flags of its recipe: {theirs}: must be {mine}"
-
-
-def _check(study: Study) -> None:
-    for name in (*study.arms, *study.settings):  # they become parts of file names
-        if not re.fullmatch(r"[\w+=-]+", name):
-            raise ValueError(f"{name!r}: names of arms and settings may only contain letters, digits and _ + - =")
-    if study.measure not in kinds.measures():
-        raise ValueError(f"measure: {study.measure}: must be {' or '.join(kinds.measures())}")
-    if study.baseline not in study.arms:
-        raise ValueError(f"baseline: {study.baseline}: no such arm; choose from {', '.join(study.arms)}")
-    if isinstance(study.tests, dict) and study.tests.keys() != study.task.studied.measures.keys():
-        needed = " and ".join(study.task.studied.measures)
-        raise ValueError(f"tests: {', '.join(study.tests)}: must be one list for each of {needed}")
-    for measure in study.task.studied.measures:
-        tests = study.tests_of(measure)
-        if not tests or len(set(tests)) < len(tests):
-            raise ValueError(f"tests: {', '.join(tests) or 'no test set'}: must be one or more different test sets")
-    if bool(study.epochs) != bool(study.windows) or not all(1 <= first <= last for first, last in study.windows):
-        raise ValueError(
-            f"epochs: {', '.join(map(str, study.epochs))}: must be two epochs in order, such as [41, 50], or a "
-            "list of such pairs"
-        )
-    tuning = study.tuning
-    if tuning is not None and tuning.setting and tuning.setting not in study.settings:
-        raise ValueError(f"tuning: setting: {tuning.setting}: choose from {', '.join(study.settings)}")
-    for number, step in enumerate(study.plan, start=1):
-        if step.setting not in study.settings:
-            choices = ", ".join(study.settings)
-            raise ValueError(f"plan, {number}: setting {step.setting}: no such setting; choose from {choices}")
-        if strange := [arm for arm in step.arms if arm not in study.arms]:
-            raise ValueError(f"plan, {number}: arm {strange[0]}: no such arm; choose from {', '.join(study.arms)}")
-        if step.at != "own" and tuning is None:
-            raise ValueError(f"plan, {number}: at: {step.at}: needs `tuning`, which the study does not have")
-        if tuning is not None and tuning.seed in range(1, step.seeds + 1):
-            raise ValueError(f"tuning: seed: {tuning.seed}: plan, {number} uses this seed too; choose another")
-    for number, contrast in enumerate(study.contrasts, start=1):
-        if len(contrast) not in (2, 4):
-            raise ValueError(f"contrasts, {number}: {len(contrast)} groups: must be 2 or 4")
 
 
 def group(study: Study, text: str) -> Group:
@@ -364,8 +357,8 @@ def check_study(study: Study, path: Path) -> None:
                 requested = request(study.recipe, *arguments(study, run), Path("unused"))
                 check_kind(requested.command, study.measure)
                 if study.task.has_averages:
-                    count = study.tuning.average if is_tuning and study.tuning else study.average
-                    check_average(requested.command, count, settings.parse(requested.evaluate).by)
+                    by = settings.parse(requested.evaluate).by
+                    check_average(requested.command, study.averaged(is_tuning), by)
                     check_windows(requested.command, () if is_tuning else study.windows)
                 check_tests(requested.command, study.all_tests, is_tuning)
             except ValueError as error:
@@ -481,14 +474,14 @@ def choices(study: Study, nll: Mapping[Planned, float]) -> dict[tuple[str, str],
 
 def _tuned(study: Study, step: PlanStep) -> tuple[str, ...]:
     """Return the arms that must be tuned before a step."""
-    if step.fixed is not None:
+    if study.tuning is None or step.fixed is not None:
         return ()
     return step.arms if step.at == "own" else (study.baseline,)
 
 
 def value_of(study: Study, step: PlanStep, arm: str, known: Mapping[tuple[str, str], Choice]) -> float | None:
-    """Return the value of the tuned flag for an arm in a step; None if it is not known yet."""
-    if step.fixed is not None:
+    """Return the value of the tuned flag for an arm in a step; None without tuning, or if it is not known yet."""
+    if study.tuning is None or step.fixed is not None:
         return step.fixed
     return known[step.setting, arm if step.at == "own" else study.baseline].best
 
@@ -499,9 +492,8 @@ def runs(study: Study, nll: Mapping[Planned, float]) -> Iterator[Planned]:
     The runs of a step are unknown until its tuning is complete; the runs of later steps are still yielded.
     """
     known = choices(study, nll)
-    named: set[Planned] = set()
+    found: list[Planned] = []
     for step in study.plan:
-        found: list[Planned] = []
         if study.tuning is not None:
             for arm in _tuned(study, step):
                 choice = known[step.setting, arm]
@@ -509,29 +501,21 @@ def runs(study: Study, nll: Mapping[Planned, float]) -> Iterator[Planned]:
                     Planned(study.tuning.tuned_in(step.setting), arm, value, study.tuning.seed, True)
                     for value in (*choice.tried, *choice.to_try)
                 ]
-        for seed in range(1, step.seeds + 1):
-            for arm in step.arms:
-                value = value_of(study, step, arm, known) if study.tuning else None
-                if study.tuning is None or value is not None:
-                    found.append(Planned(step.setting, arm, value, seed))
-        for run in found:
-            if run not in named:
-                named.add(run)
-                yield run
+        for seed, arm in product(range(1, step.seeds + 1), step.arms):
+            value = value_of(study, step, arm, known)
+            if study.tuning is None or value is not None:
+                found.append(Planned(step.setting, arm, value, seed))
+    yield from dict.fromkeys(found)
 
 
 def undetermined_runs(study: Study, nll: Mapping[Planned, float]) -> int:
     """Return the number of runs that are not determined yet because tuning has not chosen their value."""
     known = choices(study, nll)
-    if study.tuning is None:
-        return 0
     unknown = {
-        (step.setting, step.label, arm, seed)
+        (step.setting, step.at, arm, seed)
         for step in study.plan
-        if step.fixed is None
-        for arm in step.arms
-        for seed in range(1, step.seeds + 1)
-        if value_of(study, step, arm, known) is None
-        and known[step.setting, arm if step.at == "own" else study.baseline].to_try
+        if study.tuning is not None and step.fixed is None
+        for arm, seed in product(step.arms, range(1, step.seeds + 1))
+        if known[step.setting, arm if step.at == "own" else study.baseline].to_try
     }
     return len(unknown)

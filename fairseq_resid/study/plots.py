@@ -27,7 +27,6 @@ CAPTIONS = {
 
 
 def label_of(row: Row, at: str) -> str:
-    """Return the label of an arm at a choice of the tuned value."""
     return row["arm"] + {"own": "", "baseline": ", baseline's value", "": ""}.get(at, f", {at}")
 
 

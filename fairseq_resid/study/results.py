@@ -68,14 +68,12 @@ def rows_of(runs: StudyRuns) -> list[Row]:
     planned: dict[tuple[str, str, str], tuple[float | None, int]] = {}
     for step in study.plan:
         for arm in step.arms if step.seeds else ():
-            value, at = None, ""
-            if study.tuning:
-                value, at = plan.value_of(study, step, arm, tuning), step.label
-                if value is None:
-                    continue  # not known yet
-                own = tuning.get((step.setting, arm))
-                if at == "baseline" and own is not None and value == own.best:
-                    at = "own"  # the runs are those at its own value
+            value, at = plan.value_of(study, step, arm, tuning), step.label if study.tuning else ""
+            if study.tuning and value is None:
+                continue  # not known yet
+            own = tuning.get((step.setting, arm))
+            if at == "baseline" and own is not None and value == own.best:
+                at = "own"  # the runs are those at its own value
             _, seeds = planned.get((step.setting, at, arm), (None, 0))
             planned[step.setting, at, arm] = value, max(seeds, step.seeds)
     rows = [
@@ -226,7 +224,7 @@ def other_studies(study: Study, file: Path, notes: Mapping[str, Note]) -> dict[s
     """
     found: dict[str, KeptStudy] = {}
     for name, path in plan.other_files(study, file).items():
-        other = plan.read_alone(path)
+        other = records.read(path, Study)
         folder = archive.runs_folder(archive.kept_folder(path))
         theirs = load_notes(other, path, folder)
         mine, its = ({note.data for note in some.values() if note.data} for some in (notes, theirs))

@@ -53,7 +53,6 @@ class State:
         return kept.nll_of(self.notes)
 
     def missing(self) -> list[Planned]:
-        """Return the runs that are still needed, in order."""
         return [run for run in plan.runs(self.study, self.nll()) if run.name not in self.notes]
 
     def undetermined(self) -> int:
@@ -61,7 +60,6 @@ class State:
 
     def seconds(self, run: Planned) -> float | None:
         """Estimate the duration of a run from similar finished runs; None if there are none."""
-
         for what in (("setting", "arm", "is_tuning"), ("setting", "is_tuning"), ("is_tuning",), ()):
             alike = [note for note in self.notes.values() if all(getattr(note.run, x) == getattr(run, x) for x in what)]
             if known := [note.seconds for note in alike if note.seconds]:
@@ -152,7 +150,6 @@ def reason(place: StudyFolders, name: str, code: int) -> str:
 
 
 def said(state: State, name: str) -> str:
-    """Describe how a run ended."""
     if name in state.failed:
         return f"failed: {state.failed[name]}"
     note = state.notes[name]
@@ -181,7 +178,6 @@ def parameters(given: Sequence[str]) -> dict[str, Any]:
 
 
 def show_plan(state: State) -> None:
-    """Print all runs known so far, with their outcome or estimated time."""
     for run in plan.runs(state.study, state.nll()):
         done = run.name in state.notes or run.name in state.failed
         seconds = state.seconds(run)
@@ -196,7 +192,6 @@ def show_plan(state: State) -> None:
     again="resumes",
 )
 def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Run `fairseq-resid study`."""
     options = parse(parser, argv)
     study = plan.read_study(options.study)
     place = StudyFolders(
@@ -233,7 +228,7 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
                 state.failed.clear()
             executor, slots = make_executor(options, place)
             until = time.monotonic() + 3600 * options.hours if options.hours else math.inf
-            before = signal.signal(signal.SIGTERM, interrupt)
+            before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
             try:
                 run_missing(state, executor, slots, options.weights, until)
             finally:
@@ -256,10 +251,6 @@ def main(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
     for name, text in state.failed.items():
         say(f"{name}: failed: {text}; use --retry to try it again", file=sys.stderr)
     return 1 if state.failed or hopeless else 0
-
-
-def interrupt(number: int, _: object) -> None:
-    raise SystemExit(128 + number)
 
 
 def make_executor(options: argparse.Namespace, place: StudyFolders) -> tuple[Executor, int]:
@@ -286,7 +277,6 @@ def visible_gpus() -> list[str]:
 
 
 def parse(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
-    """Parse and check the options of the command line."""
     add, count = parser.add_argument, frame.integer(1)
     add("study", type=Path, metavar="STUDY.yaml", help="the study file")
     add("--work", type=Path, metavar="DIR", help="folder for unfinished runs (default: checkpoints/study-NAME)")

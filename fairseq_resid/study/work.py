@@ -111,9 +111,7 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     The scores by sentence are written to the run folder.
     Raises: FloatingPointError if a validation NLL is not finite.
     """
-    tuning = study.tuning
-    last = tuning.average if run.is_tuning and tuning else study.average
-    settings = replace(evaluation_settings.of(folder), last=last, epochs=())
+    settings = replace(evaluation_settings.of(folder), last=study.averaged(run.is_tuning), epochs=())
     saved = folder.numbered("epoch") or folder.numbered("update")
     if saved and not run.is_tuning:
         trained = saved_at(saved[-1])[0]
@@ -122,7 +120,7 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
     valid, *jobs = [job.find_job(folder.path, None, settings, subset, False) for subset in ("valid", *study.all_tests)]
     with valid.run.lock():
         evaluate.make_averages(valid)
-        nll = {model.name: valid.task.nll(valid, model) for model in valid.models()}
+        nll = {model: valid.task.nll(valid, model) for model in valid.models}
     if not all(map(math.isfinite, nll.values())):
         raise FloatingPointError
     note = replace(note, valid=nll, parameters=valid.parameters)
@@ -132,5 +130,5 @@ def scored(study: Study, run: Planned, folder: Run, note: kept.Note) -> kept.Not
         evaluate.evaluate(one)
     task = valid.task
     tests = {measure: study.tests_of(measure) for measure in task.studied.measures}
-    scores = {model.name: task.score_together(jobs, model.name, tests) for model in valid.models()}
+    scores = {model: task.score_together(jobs, model, tests) for model in valid.models}
     return replace(note, scores=scores)

@@ -22,6 +22,7 @@ from fairseq_resid.evaluation import translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.files import read_lines
 from fairseq_resid.scoring import decoding, translation_scores
+from fairseq_resid.scoring.source import token_ids
 
 BLANK = ["", " ", "\t", "\u200b", "\u00a0\u3000", "\ufeff", "▁"]
 ODD = [
@@ -248,6 +249,5 @@ def test_source_that_looks_like_fairseq_symbols_translates(
 ) -> None:
     monkeypatch.setattr(translator.text.segmenter, "encode", lambda lines: [line.split() for line in lines])
     words = translator.hub.src_dict
-    found = translator.encode("<s> ▁the </s> <pad> <unk>", 1)
-    assert found is not None
+    found = token_ids(translator.encode("<s> ▁the </s> <pad> <unk>", 1), words)
     assert found.tolist() == [words.unk(), words.index("▁the"), words.unk(), words.unk(), words.unk(), words.eos()]

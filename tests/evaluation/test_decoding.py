@@ -14,7 +14,7 @@ from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.settings import Settings
 from fairseq_resid.scoring import decoding
 from fairseq_resid.scoring.generated import translate
-from fairseq_resid.scoring.task import ScoredModel, ScoringJob
+from fairseq_resid.scoring.task import ScoringJob
 from fairseq_resid.scoring.translation import TRANSLATION
 from support.evaluation import BIN
 
@@ -42,7 +42,7 @@ def test_hypotheses_are_read_from_the_log(tmp_path: Path) -> None:
     log.write_text("INFO\nT-1\tx\nH-1\t-1\th\nD-1\t-1\tb\u2028c\td\x85\nD-0\t-inf\t\n", encoding="utf-8")
     assert decoding.read_hypotheses(log) == ["", "b\u2028c\td\x85"]
     log.write_text("D-0\t-1\ta\nD-2\t-1\tb\n")
-    with pytest.raises(decoding.DecodingError, match="no hypothesis for sentence 1"):
+    with pytest.raises(ChildProcessError, match="no hypothesis for sentence 1"):
         decoding.read_hypotheses(log)
 
 
@@ -63,8 +63,9 @@ def test_translation_is_restored_to_the_form_of_the_corpus(
     told = {"name": "c", "source": "vi", "target": "en", "restore": {"post_process": "sentencepiece"}}
     text = {"form": form, "normalize": "none"}
     (data / "corpus.json").write_text(json.dumps({**told, "bleu_tokenize": "13a", "text": text}))
-    checkpoint = tmp_path / "c.pt"
-    checkpoint.touch()
+    run = Run(tmp_path / "run")
+    run.path.mkdir()
+    run.last.touch()
 
     def decode(words: list[str], log: Path, *_: Any) -> None:
         log.parent.mkdir(exist_ok=True)
@@ -74,6 +75,6 @@ def test_translation_is_restored_to_the_form_of_the_corpus(
     corpus = Corpus.read(data)
     (data / "ref").mkdir()
     corpus.reference("test").write_text("a\nb\n")
-    job = ScoringJob(Run(tmp_path / "run"), TRANSLATION, corpus, "test", "transformer", 1, True, Settings())
-    assert translate(job, ScoredModel("last", checkpoint, [checkpoint])) == [restored, ""]
+    job = ScoringJob(run, TRANSLATION, corpus, "test", "transformer", 1, True, Settings())
+    assert translate(job, "last") == [restored, ""]
     assert (tmp_path / "run" / "decode" / "test.last.hyp").read_text() == f"{restored}\n\n"

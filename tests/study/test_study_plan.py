@@ -77,7 +77,7 @@ def test_contrast_with_a_study_that_is_scored_differently_is_refused(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     path = written(tmp_path, TEXT.replace("[deep sas,", "[other/deep sas,"))
-    other = structs.replace(plan.read_alone(written(tmp_path, TEXT, "other")), **change)
+    other = structs.replace(records.read(written(tmp_path, TEXT, "other"), plan.Study), **change)
     (tmp_path / "other.yaml").write_text(yaml.safe_dump(to_builtins(other)))
     with pytest.raises(ValueError, match=f"trial.yaml: contrasts: other: {message}"):
         plan.read_study(path)
