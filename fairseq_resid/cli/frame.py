@@ -54,6 +54,7 @@ def command(name: str, description: str, again: str = "", **settings: Any) -> Ca
             if "--verbose" in (sys.argv if argv is None else argv):
                 os.environ[quiet.VARIABLE] = "1"
             try:
+                open_streams()
                 with quiet.libraries():
                     return work(parser, argv) or 0
             except KeyboardInterrupt:
@@ -84,6 +85,21 @@ def integer(least: int) -> Callable[[str], int]:
         return int(text)
 
     return parse
+
+
+def open_streams() -> None:
+    """Redirect a closed stdin, stdout or stderr to the null device.
+
+    Otherwise the next opened file gets its descriptor, and subprocesses write into that file. `sys.stdin` stays None.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDONLY if number == 0 else os.O_WRONLY)  # gets the lowest free number
+            os.set_inheritable(number, True)
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
 
 def reader_has_gone() -> int:

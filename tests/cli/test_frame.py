@@ -145,3 +145,27 @@ def test_console_command_lists_every_command() -> None:
 def test_module_of_a_command_names_the_command() -> None:
     done = subprocess.run([sys.executable, "-m", "fairseq_resid.evaluation.card"], capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.endswith("use fairseq-resid card\n")
+
+
+CLOSED = """
+import os, sys
+from fairseq_resid.cli import frame
+@frame.command("closed", "")
+def main(parser, argv):
+    print("out"); print("err", file=sys.stderr)
+    with open("made", "w") as file:
+        assert file.fileno() > 2, file.fileno()
+        os.system("echo into another file")
+    return 0
+sys.exit(main([]))
+"""
+
+
+def test_closed_streams_neither_fail_nor_corrupt_files(tmp_path: Path) -> None:
+    script = tmp_path / "closed.py"
+    script.write_text(CLOSED)
+    line = f'"{sys.executable}" "{script}" <&- >&- 2>&-'
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "made").read_text() == ""
