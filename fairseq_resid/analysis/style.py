@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +34,7 @@ SETTINGS: dict[Any, Any] = {
     "figure.constrained_layout.use": True,
     "svg.hashsalt": "fairseq_resid",  # makes the files reproducible
 }
+HASHED_ID = re.compile(r"\b[mp][0-9a-f]{10}\b")
 
 
 def plain(name: str) -> str:
@@ -48,6 +50,12 @@ def letter(coefficient: str) -> str:
     """Return the label of a coefficient as in the papers: α for alpha, α[2] for alpha[2]."""
     name, bracket, rest = coefficient.partition("[")
     return plain(LETTERS.get(name, name) + bracket + rest)
+
+
+def numbered(svg: str) -> str:
+    """Number the ids of an SVG in order: matplotlib hashes coordinates, whose last digits depend on the CPU."""
+    ids = {name: f"{name[0]}{number}" for number, name in enumerate(dict.fromkeys(HASHED_ID.findall(svg)))}
+    return HASHED_ID.sub(lambda found: ids[found[0]], svg)
 
 
 @contextmanager
@@ -93,5 +101,7 @@ def figure(
             metadata = {"Date": None} if path.suffix == ".svg" else None
             with replacing(path) as partial:
                 drawn.savefig(partial, format=path.suffix[1:], metadata=metadata)
+                if path.suffix == ".svg":
+                    partial.write_text(numbered(partial.read_text(encoding="utf-8")), encoding="utf-8")
         finally:
             pyplot.close(drawn)

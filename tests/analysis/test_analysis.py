@@ -24,6 +24,7 @@ from fairseq_resid.analysis.figures import learned
 from fairseq_resid.analysis.model import choose_examples, load_for_analysis
 from fairseq_resid.analysis.observe import gradient_norms, nll_without, observe
 from fairseq_resid.analysis.results import BINS, Analysis
+from fairseq_resid.analysis.style import numbered
 from fairseq_resid.connections import sites
 from fairseq_resid.runs.run import Run, RunRecord
 from fairseq_resid.scoring.loading import Loaded
@@ -404,3 +405,8 @@ def test_overlong_sentences_are_skipped(train: Callable[..., Any], corpus: Path,
     number = 1 + next(index for index in range(len(dataset)) if dataset.src_sizes[index] > 20)
     with pytest.raises(ValueError, match="subwords; the model accepts at most 20"):
         attention.attention(loaded, attention.of_data(loaded, "valid", number))
+
+
+def test_ids_in_a_plot_are_numbered() -> None:
+    hashed = '<path id="m06d473eba4"/><g clip-path="url(#p3f1257ae24)"/><g clip-path="url(#p3f1257ae24)"/>'
+    assert numbered(hashed) == '<path id="m0"/><g clip-path="url(#p1)"/><g clip-path="url(#p1)"/>'
