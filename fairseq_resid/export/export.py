@@ -105,7 +105,7 @@ def export(
             shutil.copyfile(path / record.text.model, partial / record.text.model)
         section = writer.write(model, task.source_dictionary, task.target_dictionary, partial, record)
         records.write(partial / RECORD, record)
-        say(f"{out}: written; comparing it with fairseq")
+        say(f"{out}: comparing the export with fairseq")
         proof = prove(loaded, load(partial), record)
         records.write(partial / RECORD, replace(record, proof=proof))
         readme = README.format(

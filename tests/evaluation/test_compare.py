@@ -80,7 +80,9 @@ def test_runs_of_one_setting_are_grouped(data: Path, capsys: Capture) -> None:
     scores = [json.loads((run / "results.json").read_text())["bleu"]["averaged"] for run in runs[:3]]
     told = f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}"
     assert f"arch_base1, 3 seeds (base1, base3, base5): BLEU {told}\n" in output
-    assert "2 seeds (other1, other3)" in output and "seeds (alone" not in output
+    assert "2 seeds (other1, other3)" in output and "seeds (alone" not in output and "one seed each" not in output
+    assert compare.main([str(runs[0]), str(runs[-1])]) == 0
+    assert "one seed each: p tells whether these models differ" in capsys.readouterr().out
 
 
 def test_identical_runs_show_no_difference_and_no_seed_spread(data: Path, capsys: Capture) -> None:
