@@ -60,7 +60,7 @@ def untrained(args: argparse.Namespace) -> tuple[Any, Any, list[list[str]], Sear
 
 def trained(args: argparse.Namespace) -> tuple[Any, Any, list[list[str]], Search]:
     """Return the averaged or else the last model of a run, its task, the first validation sources, and the search."""
-    from fairseq_resid.fairseq_patches import load_checkpoint
+    from fairseq_resid.fairseq_patches.loading import load_checkpoint
     from fairseq_resid.runs.run import Run
     from fairseq_resid.runs.trained_on import find_data
     from fairseq_resid.scoring.loading import load

@@ -11,7 +11,7 @@ from torch import Tensor
 from .. import connections
 from ..cli.progress import Progress
 from ..connections import ResidualConnection, sites
-from ..fairseq_patches import check_finite, load_checkpoint
+from ..fairseq_patches.loading import check_finite, load_checkpoint
 from ..runs.made_from import FileState
 from ..runs.run import NUMBERED
 from ..runs.trained_on import is_trained_on, num_updates

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
-from ..fairseq_patches import load_checkpoint
 from ..fairseq_patches.errors import UserError
+from ..fairseq_patches.loading import load_checkpoint
 from ..models import OWN_MODELS
 from ..runs.run import Run
 from ..runs.trained_on import find_data, setting

@@ -31,7 +31,8 @@ from .. import connections
 from ..cli import frame
 from ..cli.progress import Progress
 from ..console import say
-from ..fairseq_patches import check_finite, dictionaries, load_checkpoint
+from ..fairseq_patches import dictionaries
+from ..fairseq_patches.loading import check_finite, load_checkpoint
 from ..files import replacing, sha256, zip_damage
 from ..runs import settings
 from ..runs.run import Numbering, Run, saved_at

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from ..console import say
-from ..fairseq_patches import BETTER_TRANSFORMER_COPIES, load_checkpoint
+from ..fairseq_patches.loading import load_checkpoint
+from ..fairseq_patches.model import BETTER_TRANSFORMER_COPIES
 from ..runs import recovery
 from ..runs.run import Run
 from ..runs.settings import Settings

@@ -22,8 +22,8 @@ from typing import Any
 from ..cli import frame
 from ..export import translator as exported
 from ..export.engine import is_export
-from ..fairseq_patches import load_checkpoint, naming
 from ..fairseq_patches.dictionaries import add_flag, allowing
+from ..fairseq_patches.loading import load_checkpoint, naming
 from ..runs import settings
 from ..runs.run import Run
 from ..runs.trained_on import direction_of, find_data

@@ -24,8 +24,8 @@ from ..cli import frame
 from ..connections import sites
 from ..console import code, say
 from ..data.text.folder import CORPUS, CorpusRecord
-from ..fairseq_patches import load_checkpoint
 from ..fairseq_patches.dictionaries import add_flag
+from ..fairseq_patches.loading import load_checkpoint
 from ..files import partial_of, replacing, sha256, write_text
 from ..runs import settings
 from ..runs.run import Run

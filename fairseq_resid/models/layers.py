@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from .. import connections
 from ..connections import Place
-from ..fairseq_patches import BETTER_TRANSFORMER_COPIES
+from ..fairseq_patches.model import BETTER_TRANSFORMER_COPIES
 from .structures import options_of
 
 # default: the initial values of nn.Linear, as in stock fairseq; xavier: those of tensor2tensor.

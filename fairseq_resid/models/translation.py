@@ -23,7 +23,8 @@ from torch import Tensor
 
 from .. import connections
 from ..connections import Place
-from ..fairseq_patches import BETTER_TRANSFORMER_COPIES, UserError
+from ..fairseq_patches import UserError
+from ..fairseq_patches.model import BETTER_TRANSFORMER_COPIES
 from .layers import FFN_INITS, ResidualDecoderLayer, ResidualEncoderLayer
 from .profiling import LENGTH, profile, sentences
 from .structures import Structured, add_flags, check_norm, check_widths, options_of, settle

@@ -53,7 +53,7 @@ def repair_to_evaluate(run: Run) -> None:
 
     Raises: ValueError naming the newest intact checkpoint if training went on after it.
     """
-    from ..fairseq_patches import load_checkpoint
+    from ..fairseq_patches.loading import load_checkpoint
     from .trained_on import num_updates
 
     if is_whole(run.last) or (newest := next(filter(is_whole, other_checkpoints(run)), None)) is None:

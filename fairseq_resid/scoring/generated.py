@@ -70,7 +70,7 @@ def translate(job: ScoringJob[Any], model: str, lock: int | None = None, blank: 
 
 def data_of(run: Run, results: Results) -> Path:
     """Return the data folder named in results; if that path does not exist, find it as evaluation does."""
-    from ..fairseq_patches import load_checkpoint
+    from ..fairseq_patches.loading import load_checkpoint
 
     named = Path(results.data)
     return named if named.is_dir() or not run.last.is_file() else find_data(run, load_checkpoint(run.last))

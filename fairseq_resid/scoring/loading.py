@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..data.text.folder import check_dictionaries
-from ..fairseq_patches import naming
+from ..fairseq_patches.loading import naming
 from ..runs.run import Run
 from ..runs.trained_on import direction_of, num_updates
 from ..runs.training_command import TrainingCommand

@@ -10,10 +10,11 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .. import fairseq_patches, records
+from .. import records
 from ..cli import children
 from ..data import folders
 from ..evaluation import evaluate, job
+from ..fairseq_patches.training import DIVERGED
 from ..files import last_lines, locked
 from ..runs import launch
 from ..runs import settings as evaluation_settings
@@ -74,7 +75,7 @@ def do_run(study: Study, run: Planned, place: StudyFolders, weights: bool) -> No
             launch.train(requested)
         except ChildProcessError:
             # A loss or gradient that is not finite is a result.
-            if not any(fairseq_patches.DIVERGED in line for line in last_lines(folder.train_log, children.TAIL)):
+            if not any(DIVERGED in line for line in last_lines(folder.train_log, children.TAIL)):
                 raise
             outcome = "diverged"
         trained = time.monotonic()

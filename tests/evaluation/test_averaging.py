@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from fairseq_resid.evaluation import averaging
-from fairseq_resid.fairseq_patches import load_checkpoint
+from fairseq_resid.fairseq_patches.loading import load_checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 # Averaging only needs torch and numpy. Hiding fairseq checks this and makes the import faster.

@@ -15,7 +15,7 @@ import pytest
 from fairseq_resid.cli import children
 from fairseq_resid.evaluation.evaluate import main, make_average
 from fairseq_resid.evaluation.job import find_job
-from fairseq_resid.fairseq_patches import load_checkpoint
+from fairseq_resid.fairseq_patches.loading import load_checkpoint
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.settings import Settings

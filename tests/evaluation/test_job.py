@@ -9,7 +9,7 @@ import torch
 
 from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.evaluation.job import architecture, count_parameters
-from fairseq_resid.fairseq_patches import load_checkpoint
+from fairseq_resid.fairseq_patches.loading import load_checkpoint
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.trained_on import find_data
 

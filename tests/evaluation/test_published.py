@@ -22,7 +22,7 @@ from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.data.text.segmentation import Segmenter
 from fairseq_resid.evaluation import compare, evaluate
-from fairseq_resid.fairseq_patches import load_checkpoint
+from fairseq_resid.fairseq_patches.loading import load_checkpoint
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs import recipe, recovery, settings
 from fairseq_resid.runs.run import Run

@@ -1,15 +1,40 @@
-"""Run commands: in the root folder of the project, or within a number of seconds."""
+"""Run commands: in this process, in the root folder of the project, or within a number of seconds."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from fairseq_resid.__main__ import main
+
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def resid(folder: Path, *words: object, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run fairseq-resid with this input in a folder, in this process, which has already imported torch and fairseq."""
+    streams = {name: io.TextIOWrapper(io.BytesIO(), "utf-8") for name in ("stdin", "stdout", "stderr")}
+    streams["stdin"].buffer.write(text.encode())
+    streams["stdin"].buffer.seek(0)
+    argv = [str(word) for word in words]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        for name, stream in streams.items():
+            patch.setattr(sys, name, stream)
+        try:
+            code = main(argv)
+        except SystemExit as end:  # argparse
+            code = int(end.code or 0)
+    for stream in streams.values():
+        stream.seek(0)
+    return subprocess.CompletedProcess(argv, code, streams["stdout"].read(), streams["stderr"].read())
 
 
 def shell(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -1,6 +1,7 @@
 """A user's own text: a Chinese side, both directions, blank lines, a long line, and references that are too short.
 
-Everything goes through commands, and the expected scores come from stock fairseq-generate and sacrebleu.
+Everything goes through commands, which run in this process, and the expected scores come from stock fairseq-generate
+and sacrebleu.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ import os
 import random
 import re
 import shutil
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sacrebleu.metrics.bleu import BLEU
 
 from fairseq_resid.export.engine import OLDEST_PYTHON
+from support import shells
 
 pytestmark = pytest.mark.once
 
-USER_DIR = Path(__file__).resolve().parents[2] / "fairseq_resid"
+Command = Callable[..., Any]
 WORDS = {"red": "红色", "green": "绿色", "blue": "蓝色", "old": "旧的", "new": "新的", "house": "房子"}
 EMPTY, ZERO_WIDTH, SPACE, LONG = 3, 5, 7, 11  # lines of valid and test
 SEARCH = ("--max-len-a", "0", "--max-len-b", "30")
@@ -29,28 +32,27 @@ MODEL = """
 --arch transformer_resid --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32
 --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64 --encoder-attention-heads 2 --decoder-attention-heads 2
 --share-all-embeddings --dropout 0 --criterion label_smoothed_cross_entropy --label-smoothing 0.1 --optimizer adam
---lr 0.01 --max-tokens 256 --max-update 150 --save-interval-updates 50 --no-epoch-checkpoints --cpu --log-format json
+--lr 0.01 --max-tokens 256 --max-update 150 --save-interval-updates 50 --no-epoch-checkpoints --log-format json
 """
 
 
-def command(folder: Path, *words: object, text: str | None = None) -> subprocess.CompletedProcess[str]:
-    program, *rest = map(str, words)
-    argv = [str(Path(sys.executable).parent / program), *rest]
-    return subprocess.run(argv, cwd=folder, env=os.environ, capture_output=True, text=True, input=text)
-
-
-def resid(folder: Path, *words: object, text: str | None = None) -> str:
-    done = command(folder, "fairseq-resid", *words, text=text)
+def resid(folder: Path, *words: object, text: str = "") -> str:
+    done = shells.resid(folder, *words, text=text)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def refused(folder: Path, *words: object) -> str:
     """Return the error of a command that fails with one line."""
-    done = command(folder, "fairseq-resid", *words)
+    done = shells.resid(folder, *words)
     lines = [line for line in done.stderr.splitlines() if "error: " in line]
     assert done.returncode == 2 and len(lines) == 1, done.stdout + done.stderr
     return lines[0]
+
+
+def trained(cli: Command, folder: Path, data: str, run: str, *flags: str) -> None:
+    done = cli("fairseq-train", folder / data, *MODEL.split(), *flags, "--save-dir", folder / run)
+    (folder / run / "train.log").write_text(done.output)
 
 
 def write(folder: Path, split: str, english: list[str], chinese: list[str]) -> None:
@@ -65,7 +67,7 @@ def prepare(folder: Path, out: str, *flags: str) -> tuple[str, ...]:
 
 
 @pytest.fixture(scope="session")  # a worker may run tests of another file in between
-def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own(cli: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with data/, and the runs `forward` (en-zh, 2,048 source positions) and `reverse` (zh-en)."""
     folder, choose = tmp_path_factory.mktemp("own"), random.Random(1)
     for split, count in (("train", 300), ("valid", 20), ("test", 20)):
@@ -79,10 +81,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
         write(folder, split, english, chinese)
     resid(folder, *prepare(folder, "data"))
     for run, flags in (("forward", ["--max-source-positions", "2048"]), ("reverse", ["-s", "zh", "-t", "en"])):
-        train = "fairseq-train", "data", "--user-dir", USER_DIR, *MODEL.split(), *flags, "--save-dir", run
-        done = command(folder, *train)
-        assert done.returncode == 0, done.stderr[-2000:]
-        (folder / run / "train.log").write_text(done.stdout + done.stderr)
+        trained(cli, folder, "data", run, *flags)
         write_command(folder / run, flags)
     resid(folder, "evaluate", "forward", "--last", "2", "--cpu", *SEARCH)
     resid(folder, "evaluate", "reverse", "--last", "2", "--cpu", "--subset", "valid", *SEARCH)
@@ -98,14 +97,12 @@ def lines_of(file: Path) -> list[str]:
     return file.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-def fairseq_generate(folder: Path, run: str, source: str, target: str, *flags: str) -> list[str]:
+def fairseq_generate(cli: Command, folder: Path, run: str, source: str, target: str, *flags: str) -> list[str]:
     """Return the translations of valid by the last checkpoint, as fairseq-generate prints them."""
-    search = ("--beam", "4", "--lenpen", "0.6", *SEARCH, "--post-process", "sentencepiece", "--cpu", *flags)
-    generate = ("fairseq-generate", "data", "--user-dir", USER_DIR, "--gen-subset", "valid", "-s", source, "-t", target)
-    done = command(folder, *generate, "--path", f"{run}/checkpoint_last.pt", *search)
-    assert done.returncode == 0, done.stderr
-    found = {int(number): text for number, text in re.findall(r"^D-(\d+)\t[^\t]*\t(.*)$", done.stdout, re.MULTILINE)}
-    return [found[number] for number in sorted(found)]
+    search = ("--beam", "4", "--lenpen", "0.6", *SEARCH, "--post-process", "sentencepiece", *flags)
+    words = ("--gen-subset", "valid", "-s", source, "-t", target, "--path", folder / run / "checkpoint_last.pt")
+    found = cli("fairseq-generate", folder / "data", *words, *search).lines("D")
+    return [found[number].split("\t")[1] for number in sorted(found)]
 
 
 def results(folder: Path, run: str, subset: str) -> dict[str, object]:
@@ -120,10 +117,10 @@ def results(folder: Path, run: str, subset: str) -> dict[str, object]:
     [("forward", "en", "zh", "zh", [EMPTY, ZERO_WIDTH]), ("reverse", "zh", "en", "13a", [SPACE])],
 )
 def test_scores_equal_those_of_fairseq_generate_and_sacrebleu(
-    own: Path, run: str, source: str, target: str, tokenize: str, blank: list[int]
+    own: Path, cli: Command, run: str, source: str, target: str, tokenize: str, blank: list[int]
 ) -> None:
     flags = ("--max-source-positions", "2048") if run == "forward" else ()
-    translations = fairseq_generate(own, run, source, target, *flags)
+    translations = fairseq_generate(cli, own, run, source, target, *flags)
     assert all(translations[number] for number in blank)  # fairseq invents a translation of nothing
     expected = ["" if number in blank else line for number, line in enumerate(translations)]
     assert lines_of(own / run / "decode" / "valid.last.hyp") == expected
@@ -239,7 +236,7 @@ def other_pair(own: Path, folder: Path) -> Path:
     return folder
 
 
-def test_short_references_are_not_refused_and_come_with_chrf(own: Path, tmp_path: Path) -> None:
+def test_short_references_are_not_refused_and_come_with_chrf(cli: Command, tmp_path: Path) -> None:
     folder, choose = tmp_path, random.Random(2)
     for split, count in (("train", 200), ("valid", 10), ("test", 10)):
         chosen = [choose.choices(list(WORDS), k=2) for _ in range(count)]
@@ -252,8 +249,7 @@ def test_short_references_are_not_refused_and_come_with_chrf(own: Path, tmp_path
         file.write_text(file.read_text(encoding="utf-8").replace("！", ""), encoding="utf-8")
     out = resid(folder, *prepare(folder, "short", "--tokenize", "13a"))
     assert "BLEU 0.00, because none of its references has four tokens" in out and "short: done" in out
-    done = command(folder, "fairseq-train", "short", "--user-dir", USER_DIR, *MODEL.split(), "--save-dir", "run")
-    assert done.returncode == 0, done.stderr[-2000:]
+    trained(cli, folder, "short", "run")
     out = resid(folder, "evaluate", "run", "--last", "2", "--cpu", "--subset", "valid")
     assert "a perfect translation would score BLEU 0.00, because no reference has four tokens" in out
     assert re.search(r"chrF averaged [1-9][0-9.]+, last", out)
