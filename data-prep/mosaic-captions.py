@@ -33,7 +33,7 @@ from fairseq_resid.cli.progress import Progress
 from fairseq_resid.data import folders
 from fairseq_resid.data.captions import prepare_captions as prepare
 from fairseq_resid.data.images import image_folder as images
-from fairseq_resid.fairseq_patches import load_checkpoint
+from fairseq_resid.fairseq_patches.loading import load_checkpoint
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.trained_on import find_data, is_trained_on
 from fairseq_resid.scoring.loading import load

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +19,6 @@ from support.stacks import C, build, inputs, make, reference, seen
 from support.structures import each, each_example, each_site, spec
 
 pytestmark = pytest.mark.once  # needs only torch
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @each_example
@@ -342,33 +338,6 @@ def test_shape_checks_do_not_hinder_transforms():
     x.requires_grad_()
     y = torch.utils.checkpoint.checkpoint(site, x, f, use_reentrant=False)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x), torch.autograd.grad(site(x, f).sum(), x))
-
-
-IN_A_PLAIN_MODEL = """
-import sys
-from importlib.abc import MetaPathFinder
-
-class Absent(MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("fairseq", "hydra", "omegaconf"):
-            raise ModuleNotFoundError(name)
-
-sys.meta_path.insert(0, Absent())
-import torch
-from fairseq_resid import connections
-for name in connections.names():
-    layers, end = connections.build_stack(name, 8, 2)
-    x = torch.randn(3, 8)
-    for site in [site for layer in layers for site in layer]:
-        x = site.enter(x)
-        x = site(x, torch.tanh(site.branch_input(x)))
-    assert end(x).shape == (3, 8), name
-"""
-
-
-def test_structures_work_without_fairseq():
-    done = subprocess.run([sys.executable, "-c", IN_A_PLAIN_MODEL], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -9,7 +9,6 @@ import torch
 from fairseq.criterions.adaptive_loss import AdaptiveLoss
 from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from fairseq.models import ARCH_MODEL_REGISTRY
-from fairseq.quantization_utils import quantize_model_scalar
 from torch import nn
 
 from fairseq_resid import connections
@@ -282,23 +281,6 @@ def test_product_quantisation_noise_spares_the_sites(arch):
     # fairseq's attention reads the weights without calling its projections, so their noise is never applied.
     assert {f"{name}.weight" for name in linears if name.endswith(("fc1", "fc2"))} <= changed
     assert changed <= {f"{name}.weight" for name in hooked(model)}
-
-
-@pytest.mark.parametrize("residual", ["sas", "highway"])
-def test_scalar_quantisation_noise_covers_all_linears(residual, monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "cuda", lambda self: self)  # fairseq's scalar noise supports only GPUs
-    model = build(residual=residual)
-    before = {name: type(module) for name, module in model.named_modules()}
-    quantize_model_scalar(model, argparse.Namespace(quant_noise_scalar=0.5))
-    replaced = {name for name, module in model.named_modules() if before.get(name) is not type(module)}
-    replaced = {name for name in replaced if name in before}
-    linears = {name for name, kind in before.items() if kind is nn.Linear}
-    assert linears <= replaced
-    assert len(linears) == 2 * 6 + 2 * 10 + 1
-    for name, site in sites(model).items():
-        assert not [key for key in replaced if key.startswith(name)]
-        assert not any(module._forward_hooks or module._forward_pre_hooks for module in site.modules())
-    assert logits(model.train()).isfinite().all()
 
 
 @pytest.mark.parametrize("no_cross_attention", [False, True])

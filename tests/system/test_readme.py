@@ -18,7 +18,7 @@ import torch
 
 from fairseq_resid import connections
 from fairseq_resid.study import archive
-from support import captions, mirror
+from support import captions, mirror, shells
 from support.preparing import build
 
 pytestmark = pytest.mark.once
@@ -44,8 +44,8 @@ SIZE += " --encoder-ffn-embed-dim 64 --decoder-ffn-embed-dim 64"
 SMALL = SIZE + " --max-update 10 --save-interval-updates 1 --disable-validation"
 
 
-# Ten epochs; their checkpoints are averaged.
-PUBLISHED = SIZE + " --max-epoch 10 --max-tokens 8192"
+# Ten epochs; their checkpoints are averaged. A test set of nine pairs replaces the training set.
+PUBLISHED = SIZE + " --max-epoch 10 --max-tokens 8192 --train-subset test1"
 
 
 def mirrored(target: str) -> str:
@@ -81,7 +81,7 @@ SHORTENED = {
     "scripts/evaluate.sh checkpoints/quickstart": "",
     "scripts/evaluate.sh": "--subset test",  # every decoding starts a process
     "fairseq-resid study": "--plan",
-    "torchrun": SMALL,
+    "torchrun": f"{SIZE} --max-update 2 --disable-validation",
     "fairseq-train": "--max-update 2 --disable-validation",
     "python examples/gpt.py": "--updates 2",
 }
@@ -181,14 +181,34 @@ def shell(command: str, folder: Path) -> str:
     return done.stdout
 
 
+def is_simple(command: str) -> bool:
+    """Return whether a command is one of fairseq-resid and uses the shell for nothing but braces."""
+    return bool(re.match(r"scripts/(train|evaluate)\.sh |fairseq-resid ", command)) and not re.search(
+        r"[|<>$]", command
+    )
+
+
+def run_here(command: str, folder: Path) -> None:
+    """Run a simple command in this process, which has already imported torch and fairseq."""
+    expanded = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True)
+    program, *words = expanded.stdout.splitlines()
+    script = [Path(program).stem] if program.endswith(".sh") else []
+    done = shells.resid(folder, *script, *words)
+    assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+
+
 def group(command: str) -> str:
     """Return the group of a command: the first group whose pattern occurs in the command."""
     return next((name for name, pattern in GROUPS.items() if re.search(pattern, command)), "none")
 
 
+@pytest.mark.usefixtures("training_in_this_process")
 @pytest.mark.parametrize("name", GROUPS)
 def test_commands_on_the_pages_run(name: str, tree: Path) -> None:
-    """The commands run in order, because each command uses the output of earlier commands."""
+    """The commands run in order, because each command uses the output of earlier commands.
+
+    The first of each kind runs in a shell, as for a user, and later ones in this process.
+    """
     if name == "documentation" and not find_spec("sphinx"):
         pytest.skip("no Sphinx: it is installed on Python 3.11 and later")
     if name == "captions" and not (find_spec("pycocoevalcap") and shutil.which("java")):
@@ -197,7 +217,19 @@ def test_commands_on_the_pages_run(name: str, tree: Path) -> None:
         shell(QUICKSTART, tree)
     for command in [each for each in COMMANDS if group(each) == name and each not in RUN_ELSEWHERE]:
         flags = next((flags for start, flags in SHORTENED.items() if command.startswith(start)), "")
-        shell(f"{command} {flags}", tree)
+        run = run_here if is_simple(command) and command not in FIRST_OF_A_KIND else shell
+        run(f"{command} {flags}", tree)
+    if name == "documentation":
+        pages = [page.read_text(encoding="utf-8") for page in (tree / "docs" / "_build" / "html").rglob("*.html")]
+        assert len(pages) > 20 and not any("<merror" in page for page in pages)  # a formula that is not LaTeX
+
+
+# The first command of each script, and of each subcommand of fairseq-resid.
+FIRST_OF_A_KIND = {
+    " ".join(command.split()[:2]) if command.startswith("fairseq-resid ") else command.split()[0]: command
+    for command in reversed(COMMANDS)
+    if command.strip()
+}.values()
 
 
 def test_every_command_is_in_a_group() -> None:
