@@ -19,12 +19,7 @@ from support.trainings import SETTINGS
 
 
 @pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        ("zh-Hans", "pt-BR"),
-        pytest.param("en", "zh.x", marks=pytest.mark.once),
-        pytest.param("pt-BR", "pt", marks=pytest.mark.once),
-    ],
+    ("source", "target"), [("zh-Hans", "pt.x"), pytest.param("pt-BR", "pt", marks=pytest.mark.once)]
 )
 def test_every_command_works(
     source: str, target: str, raw_text: dict[str, Path], cli: Callable[..., Any], tmp_path: Path
