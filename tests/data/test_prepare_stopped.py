@@ -49,7 +49,7 @@ def killed(where: str, hosts: dict[str, Path], out: Path) -> str:
 
 def finished(hosts: dict[str, Path], out: Path) -> bool:
     """Run the same preparation in this process, and return whether it succeeds."""
-    return prepare.main(command(hosts, out)[4:]) == 0
+    return prepare.main([*command(hosts, out)[4:], "--workers", "1"]) == 0
 
 
 @pytest.mark.both

@@ -18,32 +18,36 @@ from conftest import ROOT, run_fairseq
 from fairseq_resid.__main__ import main
 from fairseq_resid.cli import children
 from fairseq_resid.runs import launch
+from fairseq_resid.study import work as study_work
 from support.ports import free_port
 
 
-def _run(words: list[str], output: IO[bytes], *_: Any) -> int:
+def _run(words: list[str], output: IO[bytes] | None = None, *_: Any) -> int:
+    if output is None:  # PYTHON -m fairseq_resid COMMAND
+        return main(words[3:])
     found = run_fairseq("fairseq-train", words[1:])
     output.write(found.output.encode())
     return found.code
 
 
 @contextlib.contextmanager
-def fairseq_train_here() -> Iterator[None]:
-    """Run fairseq-train in this process; it must not use workers, which would be forked from this process."""
+def commands_here() -> Iterator[None]:
+    """Run fairseq-train and the analysis of a study in this process; no worker processes may be requested."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "children", types.SimpleNamespace(**{**vars(children), "run": _run}))
+        for module in (launch, study_work):
+            patch.setattr(module, "children", types.SimpleNamespace(**{**vars(children), "run": _run}))
         yield
 
 
 def train(recipe: Path, run: Path, *flags: str) -> int:
-    with fairseq_train_here():
+    with commands_here():
         return main(["train", str(recipe), "--run", str(run), *flags])
 
 
 def study(file: Path, work: Path, *runs: str) -> None:
     """Execute all runs of a study, and then the study, which finds them finished."""
     words = ["study", str(file), "--work", str(work)]
-    with fairseq_train_here():
+    with commands_here():
         for run in runs:
             assert main([*words, "--only", run]) == 0
     assert main(words) == 0
