@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,12 +11,12 @@ from typing import IO, Any
 
 import pytest
 
-from conftest import ROOT, run_fairseq
+from conftest import run_fairseq
 from fairseq_resid.__main__ import main
 from fairseq_resid.cli import children
 from fairseq_resid.runs import launch
 from fairseq_resid.study import work as study_work
-from support.ports import free_port
+from support.process_groups import start_two
 
 
 def _run(words: list[str], output: IO[bytes] | None = None, *_: Any) -> int:
@@ -54,14 +51,10 @@ def study(file: Path, work: Path, *runs: str) -> None:
 
 
 def train_in_two_processes(recipe: Path, run: Path, *flags: str) -> dict[str, Any]:
-    """Train under torchrun; return the content of run.json."""
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python"]
-    command = [*torchrun, "--master-port", str(free_port()), "--", str(ROOT / "scripts" / "train.sh"), str(recipe)]
-    environment = {**os.environ, "FAIRSEQ_RESID_VENV": sys.prefix}
-    done = subprocess.run(
-        [*command, "--run", str(run), *flags], capture_output=True, text=True, cwd=ROOT, env=environment
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    """Return the content of run.json."""
+    both = start_two(recipe, run, *flags)
+    outputs = [process.communicate(timeout=600)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
     record: dict[str, Any] = json.loads((run / "run.json").read_text())
     assert record["finished"]
     return record
