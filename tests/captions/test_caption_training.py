@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import run_fairseq
 from fairseq_resid import tasks
+from fairseq_resid.__main__ import main
 from fairseq_resid.data.captions import caption_folder as folder
 from fairseq_resid.evaluation import averaging
 from fairseq_resid.runs.run import Run
 from fairseq_resid.tasks.captions import ImageCaptioningTask
-from support.captions import FLAGS, train, weights
+from support.captions import train, weights
 from support.trainings import reopen
 
 pytestmark = pytest.mark.once
@@ -76,24 +75,13 @@ def test_model_learns_and_logs(trained: list[Path]) -> None:
 
 
 @pytest.mark.both
-def test_resuming_is_bitwise_equal_for_any_number_of_workers(
-    data: Path, recipe: Path, trained: list[Path], tmp_path: Path
-) -> None:
+def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, trained: list[Path], tmp_path: Path) -> None:
     halves, workers = tmp_path / "halves", tmp_path / "workers"
     assert train(recipe, halves, "--residual", "post_ln", "--max-update", "33") == 0
     reopen(halves, 33, 60)
     assert train(recipe, halves, "--residual", "post_ln", "--max-update", "60") == 0
-    flags = [
-        str(data),
-        *shlex.split(FLAGS),
-        "--arch",
-        "captioning_resid",
-        "--residual",
-        "post_ln",
-        "--num-workers",
-        "2",
-    ]
-    assert run_fairseq("fairseq-train", [*flags, "--save-dir", str(workers)]).code == 0
+    flags = ["--arch", "captioning_resid", "--residual", "post_ln", "--num-workers", "2"]
+    assert main(["train", str(recipe), "--run", str(workers), *flags]) == 0
     for name, expected in weights(trained[0]).items():
         assert torch.equal(weights(halves)[name], expected), name
         assert torch.equal(weights(workers)[name], expected), name

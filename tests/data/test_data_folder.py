@@ -13,32 +13,30 @@ from fairseq_resid.data.text import folder as data_folder
 from fairseq_resid.data.text.folder import Corpus
 from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.runs.training_command import TrainingCommand
-from support.preparing import main, record_of
+from support.preparing import Released, record_of
 
 pytestmark = pytest.mark.once
 
 
 def test_damaged_data_folder_is_not_called_complete(
-    hosts: dict[str, Path], en_de: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    released: Released, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = shutil.copytree(en_de, tmp_path / "data")
-
-    def prepared(*flags: object) -> int:
-        return main("wmt14-en-de", data, "--raw", hosts["de"], *flags)
-
-    assert prepared() == 0
+    host, main = released
+    assert main("data", "--raw", host) == 0
+    data = tmp_path / "data"
+    assert main("data", "--raw", host) == 0
     assert "already contains this corpus (sizes verified)" in capsys.readouterr().out
     binary = data / "train.en-de.de.bin"
     whole = binary.read_bytes()
     binary.write_bytes(whole[:100])
     (data / "ref" / "test.de").rename(tmp_path / "test.de")
-    assert prepared() == 2
+    assert main("data", "--raw", host) == 2
     error = capsys.readouterr().err
     assert f"train.en-de.de.bin has 100 bytes, not {len(whole):,}" in error and "ref/test.de is missing" in error
     binary.write_bytes(bytes([whole[0] ^ 1]) + whole[1:])
     (tmp_path / "test.de").rename(data / "ref" / "test.de")
-    assert prepared() == 0  # the size alone does not reveal the damage
-    assert prepared("--verify") == 2
+    assert main("data", "--raw", host) == 0  # the size alone does not reveal the damage
+    assert main("data", "--raw", host, "--verify") == 2
     assert "train.en-de.de.bin does not have the checksum recorded in corpus.json" in capsys.readouterr().err
     binary.write_bytes(whole)
     # A folder of an earlier version has checksums but no sizes, and fewer settings.
@@ -47,18 +45,18 @@ def test_damaged_data_folder_is_not_called_complete(
     corpus["asked"] = {name: corpus["asked"][name] for name in ("name", "source", "target", "vocab_size", "limit")}
     corpus["asked"] |= {"normalize": "source", "clean": True}
     (data / "corpus.json").write_text(json.dumps(corpus))
-    assert prepared() == 0
+    assert main("data", "--raw", host) == 0
     output = capsys.readouterr().out
     assert "sizes not recorded by the earlier version that made it; use --verify to compare checksums" in output
     assert "not verified (no known checksum): all texts (an earlier version did not compare" in output
     assert Corpus.read(data).unverified == ("all texts (an earlier version did not compare them)",)
-    assert prepared("--verify") == 0
+    assert main("data", "--raw", host, "--verify") == 0
     assert "(checksums verified)" in capsys.readouterr().out
     for flags, said in (
         (["--max-pieces", "3"], "max_pieces is 250, not 3"),
         (["--profile", "tensor2tensor"], "form is moses, not plain"),
     ):
-        assert prepared(*flags) == 2
+        assert main("data", "--raw", host, *flags) == 2
         assert said in capsys.readouterr().err
 
 
