@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,11 +45,19 @@ def trained(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path
 
 
 @pytest.fixture(scope="session")
-def runs(trained: list[Path]) -> list[Path]:
-    """Return the trained runs after evaluating them on `test`."""
-    pytest.importorskip("pycocoevalcap")
+def java() -> Iterator[None]:
+    """Let all evaluations share one process of METEOR, which takes seconds to start. Skip without the programs."""
+    meteor = pytest.importorskip("pycocoevalcap.meteor.meteor")
     if shutil.which("java") is None:
         pytest.skip("no Java")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(meteor, "Meteor", functools.cache(meteor.Meteor))
+        yield
+
+
+@pytest.fixture(scope="session")
+def runs(trained: list[Path], java: None) -> list[Path]:
+    """Return the trained runs after evaluating them on `test`."""
     from fairseq_resid.__main__ import main
 
     assert main(["evaluate", *map(str, trained), "--subset", "test", "--cpu"]) == 0

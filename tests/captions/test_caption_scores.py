@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import random
 import shutil
@@ -18,6 +19,7 @@ from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring import caption_scores, kinds, likelihood
 from fairseq_resid.scoring.caption_scores import CaptionScore
 from fairseq_resid.tasks.cider import Cider
+from support import training_here
 
 pytestmark = pytest.mark.once
 
@@ -47,16 +49,8 @@ def test_cider_equals_that_of_pycocoevalcap() -> None:
     assert found == pytest.approx(expected.tolist(), abs=1e-6)
 
 
-def test_cider_of_a_perfect_caption_is_ten() -> None:
-    images = [[["a", "red", "cat", "sat"]], [["two", "dogs", "ran", "off"]]]
-    assert Cider(images).score(images[0][0], images[0]) == pytest.approx(10)
-    assert Cider(images).score([], images[0]) == 0 == Cider(images).score(["two"], images[0])
-
-
-def test_text_is_tokenised_as_by_pycocoevalcap() -> None:
-    theirs = pytest.importorskip("pycocoevalcap.tokenizer.ptbtokenizer")
-    if shutil.which("java") is None:
-        pytest.skip("no Java")
+def test_text_is_tokenised_as_by_pycocoevalcap(java: None) -> None:
+    theirs = importlib.import_module("pycocoevalcap.tokenizer.ptbtokenizer")
     lines = ["It's a Dog (small) -- 3.5 m!", "", "café \u2028 \x85 naïve", "a <unk> ||| b", 'A cat, on the "grass".']
     found = caption_scores.tokenise(lines)
     expected = theirs.PTBTokenizer().tokenize(
@@ -127,13 +121,6 @@ def test_caption_runs_appear_in_compare_table_and_report(runs: list[Path], tmp_p
     assert "Where the captions differ most" in page and "image 12" in page and "left out" not in page
 
 
-def changed(runs: list[Path], tmp_path: Path, file: str, content: str) -> list[str]:
-    other = tmp_path / "other"
-    shutil.copytree(runs[1], other)
-    (other / file).write_text(content)
-    return ["compare", str(runs[0]), str(other)]
-
-
 def test_damaged_or_different_scores_are_refused(runs: list[Path], tmp_path: Path, capsys: Capture) -> None:
     rows = (runs[1] / "decode" / "test.averaged.cider").read_text().splitlines()
     results: dict[str, Any] = json.loads((runs[1] / "results.json").read_text())
@@ -144,15 +131,16 @@ def test_damaged_or_different_scores_are_refused(runs: list[Path], tmp_path: Pat
         ("results.json", json.dumps({**results, "signature": "nrefs:1"}), "CIDEr differs (nrefs:2|tok"),
     ]  # fmt: skip
     for number, (file, content, message) in enumerate(cases):
-        assert main(changed(runs, tmp_path / str(number), file, content)) == 2
+        other = shutil.copytree(runs[1], tmp_path / str(number))
+        (other / file).write_text(content)
+        assert main(["compare", str(runs[0]), str(other)]) == 2
         assert message in capsys.readouterr().err, message
 
 
 def test_folder_that_does_not_fit_the_model_is_refused(
     data: Path, trained: list[Path], tmp_path: Path, capsys: Capture
 ) -> None:
-    other = tmp_path / "other"
-    shutil.copytree(data, other)
+    other = shutil.copytree(data, tmp_path / "other")
     words = (other / folder.DICTIONARY).read_text().splitlines()
     (other / folder.DICTIONARY).write_text("\n".join(reversed(words)) + "\n")
     assert main(["evaluate", str(trained[0]), "--data", str(other), "--cpu"]) == 2
@@ -167,7 +155,7 @@ def test_study_of_captions_runs_end_to_end(recipe: Path, runs: list[Path], tmp_p
         "arms: {plain: --residual post_ln, recursive: --residual rskip_ln}\n"
         "plan: [{setting: recipe, arms: [plain, recursive], seeds: 1}]\n"
     )
-    assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 0
+    training_here.study(file, tmp_path / "work", "recipe.plain.seed1", "recipe.recursive.seed1")
     page = (tmp_path / "pets" / "results.md").read_text()
     assert "## CIDEr minus the baseline's" in page and "test, 6 captioned images" in page
     assert "| recipe | recursive |" in page and "METEOR" in page

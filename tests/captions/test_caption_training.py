@@ -1,4 +1,4 @@
-"""Training on captions: batches, resuming, workers, averaging, stock fairseq-generate, bad flags."""
+"""Training on captions: batches, resuming, workers, averaging, stock fairseq-generate."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from fairseq_resid import tasks
+from fairseq_resid.__main__ import main
 from fairseq_resid.data.captions import caption_folder as folder
 from fairseq_resid.evaluation import averaging
 from fairseq_resid.runs.run import Run
@@ -75,12 +76,12 @@ def test_model_learns_and_logs(trained: list[Path]) -> None:
 
 @pytest.mark.both
 def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, trained: list[Path], tmp_path: Path) -> None:
-    halves = tmp_path / "halves"
+    halves, workers = tmp_path / "halves", tmp_path / "workers"
     assert train(recipe, halves, "--residual", "post_ln", "--max-update", "33") == 0
     reopen(halves, 33, 60)
     assert train(recipe, halves, "--residual", "post_ln", "--max-update", "60") == 0
-    workers = tmp_path / "workers"
-    assert train(recipe, workers, "--residual", "post_ln", "--num-workers", "2") == 0
+    flags = ["--arch", "captioning_resid", "--residual", "post_ln", "--num-workers", "2"]
+    assert main(["train", str(recipe), "--run", str(workers), *flags]) == 0
     for name, expected in weights(trained[0]).items():
         assert torch.equal(weights(halves)[name], expected), name
         assert torch.equal(weights(workers)[name], expected), name

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -21,12 +17,11 @@ from fairseq_resid.tasks.cider import Cider
 from fairseq_resid.tasks.self_critical_criterion import SelfCriticalCriterion, write_captions
 from support import models
 from support.captions import FLAGS, train, weights
-from support.ports import free_port
+from support.training_here import train_in_two_processes
 from support.trainings import reopen
 
 pytestmark = pytest.mark.once
 
-ROOT = Path(__file__).resolve().parents[2]
 tasks.register()
 
 
@@ -120,12 +115,16 @@ def test_validation_scores_greedy_captions(task: ImageCaptioningTask) -> None:
     assert size == sample["ntokens"] and logged["captions"] == 4
 
 
+def write_recipe(folder: Path, data: Path) -> Path:
+    flags = FLAGS.replace("label_smoothed_cross_entropy --label-smoothing 0.1", "self_critical --sampled-length 10")
+    (folder / "pets.txt").write_text(f"{data}\n{flags}\n")
+    return folder / "pets.txt"
+
+
 def test_reward_rises_and_training_resumes_bitwise(data: Path, trained: list[Path], tmp_path: Path) -> None:
-    changed = FLAGS.replace("label_smoothed_cross_entropy --label-smoothing 0.1", "self_critical --sampled-length 10")
-    recipe, whole, halves = tmp_path / "pets.txt", tmp_path / "whole", tmp_path / "halves"
-    recipe.write_text(f"{data}\n{changed.replace('--lr 3e-3', '--lr 1e-3').replace('60', '32')}\n")
-    flags = ("--finetune-from-model", str(trained[1] / "checkpoint_last.pt"))
-    assert train(recipe, whole, *flags, arch="captioning_sas") == 0
+    recipe, whole, halves = write_recipe(tmp_path, data), tmp_path / "whole", tmp_path / "halves"
+    flags = ("--lr", "1e-3", "--finetune-from-model", str(trained[1] / "checkpoint_last.pt"))
+    assert train(recipe, whole, *flags, "--max-update", "32", arch="captioning_sas") == 0
     found = [float(row["cider"]) for row in Run(whole).log_records() if "cider" in row]
     third = len(found) // 3
     assert sum(found[-third:]) > 1.2 * sum(found[:third])
@@ -137,15 +136,7 @@ def test_reward_rises_and_training_resumes_bitwise(data: Path, trained: list[Pat
 
 
 def test_two_processes_train_one_model(data: Path, trained: list[Path], tmp_path: Path) -> None:
-    changed = FLAGS.replace("label_smoothed_cross_entropy --label-smoothing 0.1", "self_critical --sampled-length 10")
-    recipe, run = tmp_path / "pets.txt", tmp_path / "two"
-    recipe.write_text(f"{data}\n{changed.replace('60', '4')}\n")
-    script = [str(ROOT / "scripts" / "train.sh"), str(recipe), "--arch", "captioning_sas", "--run", str(run)]
-    script += ["--finetune-from-model", str(trained[1] / "checkpoint_last.pt")]
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python"]
-    command = [*torchrun, "--master-port", str(free_port()), "--", *script]
-    environment = {**os.environ, "FAIRSEQ_RESID_VENV": sys.prefix}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads((run / "run.json").read_text())
-    assert record["finished"] and record["plan"]["processes"] == 2 and Run(run).training_summary().num_updates == 4
+    run, given = tmp_path / "two", ["--finetune-from-model", str(trained[1] / "checkpoint_last.pt")]
+    flags = ["--arch", "captioning_sas", "--max-update", "4", *given]
+    record = train_in_two_processes(write_recipe(tmp_path, data), run, *flags)
+    assert record["plan"]["processes"] == 2 and Run(run).training_summary().num_updates == 4

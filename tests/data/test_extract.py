@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import itertools
 import shutil
 import tarfile
 from collections.abc import Callable
@@ -55,11 +56,12 @@ def test_sgm_test_sets_become_plain_text(tmp_path: Path) -> None:
         assert list((tmp_path / "bad").glob("text?")) == []
 
 
-def test_segment_spanning_two_lines_is_one_sentence() -> None:
-    assert extract.segments(b'<seg id="1">one\n  two</seg>\n<SEG ID="2">&lt;b&gt; &amp;amp;</SEG>', "x") == [
-        "one two",
-        "<b> &amp;",
-    ]
+def test_segments_may_span_lines_in_any_case_of_letters() -> None:
+    for text, expected in (
+        (b'<seg id="1">one\n  two</seg>\n<SEG ID="2">&lt;b&gt; &amp;amp;</SEG>', ["one two", "<b> &amp;"]),
+        (b"<segment><seg>a</seg><seg id='2'\n>c</SEG></segment>", ["a", "c"]),
+    ):
+        assert extract.segments(text, "a.xml") == expected
 
 
 def test_segment_without_end_gives_an_error() -> None:
@@ -67,7 +69,6 @@ def test_segment_without_end_gives_an_error() -> None:
     for text in (b"<seg>one</seg>\n<seg>two", b"<seg>one\n<seg>two</seg>"):
         with pytest.raises(ValueError, match=r"a\.xml: 1 <seg> are not closed"):
             extract.segments(text, "a.xml")
-    assert extract.segments(b"<segment><seg>a</seg><seg id='2'\n>c</SEG></segment>", "a.xml") == ["a", "c"]
 
 
 def test_segments_equal_those_of_sacrebleu(tmp_path: Path) -> None:
@@ -87,11 +88,13 @@ def test_iwslt_training_text_loses_tag_lines(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text() == " One <i>word</i> .\n\n < 5\n"
 
 
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar", "a.tar.xz", "a.zip"])
-def test_truncated_archive_is_reported(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "lost"), [("a.tar", 20_000), *itertools.product(("a.tgz", "a.tar.xz", "a.zip"), (20_000, 4))]
+)
+def test_truncated_archive_is_reported(tmp_path: Path, name: str, lost: int) -> None:
+    """Without its last four bytes, a compressed stream lacks only its end, and the archive inside is complete."""
     mirror.archive(tmp_path / name, {"a.en": mirror.sides(mirror.pairs(3000, ("en", "de")))[0]})
-    whole = (tmp_path / name).read_bytes()
-    (tmp_path / name).write_bytes(whole[: len(whole) // 2])
+    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-lost])
     with pytest.raises(Damaged, match=rf"{name}: damaged or truncated "):
         out_of(tmp_path / name, ["a.en"], tmp_path / "out")
     assert list((tmp_path / "out").glob("text?")) == []
@@ -151,16 +154,6 @@ def test_damaged_header_is_not_the_end_of_the_archive(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(raw)
     with pytest.raises(Damaged, match=r"a\.tar: damaged or truncated \(bad checksum\)"):
         extract.unpack(tmp_path / "a.tar", tmp_path / "out")
-
-
-@pytest.mark.parametrize("name", ["a.tgz", "a.tar.xz"])
-def test_compressed_archive_without_its_last_bytes_is_reported(tmp_path: Path, name: str) -> None:
-    """The tar inside is complete; only the end of the compressed stream is missing."""
-    mirror.archive(tmp_path / name, dict(TEXTS))
-    (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-4])
-    with pytest.raises(Damaged, match=rf"{name}: damaged or truncated"):
-        out_of(tmp_path / name, list(TEXTS), tmp_path / "out")
-    assert not list((tmp_path / "out").glob("text?"))
 
 
 @pytest.mark.parametrize(

@@ -19,12 +19,7 @@ from support.trainings import SETTINGS
 
 
 @pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        ("zh-Hans", "pt-BR"),
-        pytest.param("en", "zh.x", marks=pytest.mark.once),
-        pytest.param("pt-BR", "pt", marks=pytest.mark.once),
-    ],
+    ("source", "target"), [("zh-Hans", "pt.x"), pytest.param("pt-BR", "pt", marks=pytest.mark.once)]
 )
 def test_every_command_works(
     source: str, target: str, raw_text: dict[str, Path], cli: Callable[..., Any], tmp_path: Path
@@ -38,10 +33,8 @@ def test_every_command_works(
     assert build(prefixes, data, "--source", source, "--target", target) == 0
     assert data_utils.infer_language_pair(str(data)) == (source, target)
     words = [word for word in SETTINGS if word != "--cpu"]
-    cli("fairseq-train", data, *words, "--batch-size", 64, "--max-update", 2, "--save-interval-updates", 1,
-        "--save-dir", run)  # fmt: skip
-    cli("fairseq-train", data, *words, "--batch-size", 64, "--max-update", 3, "--save-dir", run)  # resumes
-    assert len(cli("fairseq-generate", data, "--path", run / "checkpoint_last.pt", "--beam", 1).hypotheses) == 203
+    saving = ["--save-interval-updates", 1, "--save-dir", run]
+    cli("fairseq-train", data, *words, "--batch-size", 64, "--max-update", 2, *saving)
     assert evaluate.main([str(run), "--last", "1", "--subset", "valid", "--cpu"]) == 0
     assert json.loads((run / "results.valid.json").read_text())["sentences"] == 43
     (line,) = (tmp_path / f"valid.{source}").read_text().splitlines()[:1]

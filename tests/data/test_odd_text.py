@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 import re
 import shutil
 import sys
 import unicodedata
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairseq_resid.data.text import custom, forms, parallel, tokenise
+from fairseq_resid.data.text import forms, parallel, tokenise
 from fairseq_resid.data.text.forms import TextForm
 from fairseq_resid.evaluation import translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.files import read_lines
 from fairseq_resid.scoring import decoding, translation_scores
 from fairseq_resid.scoring.source import token_ids
+from support.preparing import build, record_of
 
 BLANK = ["", " ", "\t", "\u200b", "\u00a0\u3000", "\ufeff", "▁"]
 ODD = [
-    "a\u2028b", "a\u2029b", "a\u0085b", "a\x0cb", "a\x0bb", "a\rb", "a\x1eb", "no-break\u00a0space \u202f \u3000",
+    "a\u2028b", "a\u2029b", "a\u0085b", "a\x0cb", "a\x0bb", "a\rb", "a\x1eb\x1fc", "no-break\u00a0space \u202f \u3000",
     "\ufeffa byte-order mark", "zero\u200bwidth\u200cjoiners\u200d \u2060", "soft\u00adhyphen", "tab\tand  two spaces ",
     "👩‍👩‍👧‍👦 🏳️‍🌈 🇻🇳 👍🏽 1️⃣", "\U0001d573 \ue000", "e\u0301 e\u0323\u0302",
     "שלום \u200f(a) \u202babc\u202c", "مرحبا ١٢", "漢字かな ｶﾅ",
@@ -103,8 +104,9 @@ def test_cleaning_keeps_usable_pairs_in_order(tmp_path: Path) -> None:
 
 @pytest.mark.once
 @pytest.mark.parametrize(("wrong", "side"), [(UNUSABLE[0], 0), (b"a\0b", 1), (UNUSABLE[-1], 1)], ids=range(3))
-def test_unusable_line_is_reported(wrong: bytes, side: int, tmp_path: Path) -> None:
+def test_unusable_line_is_reported(wrong: bytes, side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without cleaning, and in validation or test text, the error names the file and the first unusable line."""
+    monkeypatch.setattr(parallel, "SHARD_LINES", 4)
     good = [line.encode() for line in LINES]
     sides = (list(good), list(good))
     sides[side][20] = wrong
@@ -112,8 +114,8 @@ def test_unusable_line_is_reported(wrong: bytes, side: int, tmp_path: Path) -> N
     named = f"{re.escape(str(both[side]))}:21: "
     outputs = (tmp_path / "out.en", tmp_path / "out.xx")
     with pytest.raises(ValueError, match=f"^{named}.*--clean drops such pairs and very uneven ones$"):
-        tokenise.tokenise("test", [both], outputs, (TextForm("en"), TextForm("xx")), False, 1)
-    assert parallel.measure(both[side]).lines == len(LINES)
+        tokenise.tokenise("test", [both], outputs, (TextForm("en"), TextForm("xx")), False, 2)
+    assert not active_children() and parallel.measure(both[side]).lines == len(LINES)
 
 
 def read_back(data: Path, split: str, language: str) -> list[list[str]]:
@@ -137,11 +139,9 @@ def test_data_folder_contains_the_given_text(normalizer: str, tmp_path: Path) ->
         texts[split] = ([b"the first line", *lines], [b"the first line", *lines[::-1]])
         write(tmp_path, split, texts[split])
     letters = {letter for line in LINES for letter in line + unicodedata.normalize("NFKC", line)}
-    flags = ["--name", "odd", "--source", "en", "--target", "xx", "--vocab-size", str(len(letters) + 40)]
-    flags += [word for split in texts for word in (f"--{split}", str(tmp_path / split))]
-    flags += ["--out", str(tmp_path / "data"), "--workers", "2", "--allow-low-ceiling", "--spm-normalizer", normalizer]
-    assert custom.main(flags) == 0
-    record = json.loads((tmp_path / "data" / "corpus.json").read_text())
+    flags = ["--vocab-size", len(letters) + 40, "--workers", 2, "--allow-low-ceiling", "--spm-normalizer", normalizer]
+    assert build({split: tmp_path / split for split in texts}, tmp_path / "data", *flags) == 0
+    record = record_of(tmp_path / "data")
     assert {split: lines["out"] for split, lines in record["lines"].items()} == {
         split: len(sides[0]) for split, sides in texts.items()
     }
@@ -167,14 +167,13 @@ def test_fairseq_symbols_in_text_become_unknown_subwords(tmp_path: Path) -> None
     for split, size in (("train", 400), ("valid", 20), ("test", 0)):
         lines = [" ".join(choose.choices(["да", "нет", "дом", "мама"], k=4)) for _ in range(size)] or odd
         write(tmp_path, split, ([line.encode() for line in lines],) * 2)
-    flags = ["--name", "odd", "--source", "en", "--target", "xx", "--vocab-size", "24", "--allow-low-ceiling"]
-    flags += [word for split in ("train", "valid", "test") for word in (f"--{split}", str(tmp_path / split))]
-    assert custom.main([*flags, "--out", str(tmp_path / "data"), "--workers", "1"]) == 0
+    prefixes = {split: tmp_path / split for split in ("train", "valid", "test")}
+    assert build(prefixes, tmp_path / "data", "--vocab-size", 24, "--allow-low-ceiling") == 0
     assert read_back(tmp_path / "data", "test", "en") == [
         ["▁да", "<unk>", "<unk>", "▁нет"], ["<unk>", "<unk>"], ["<unk>", "<unk>", "▁да", "<unk>"],
         ["▁нет", "<unk>", "<unk>"], ["▁да"],
     ]  # fmt: skip
-    trip = json.loads((tmp_path / "data" / "corpus.json").read_text())["round_trip"]["test"]
+    trip = record_of(tmp_path / "data")["round_trip"]["test"]
     assert trip["lost"] == {"unknown": 4, "normalizer": 0, "form": 0}
 
 

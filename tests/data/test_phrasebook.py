@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,30 +20,24 @@ DEFAULT_SHA256 = "dc0ca590362915ec72a29679a0f240dc878daaea57754bb91a23f5b3966540
 SPLITS = ("train", "valid", "test")
 
 
-def run(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, SCRIPT, "--out", folder, *flags], capture_output=True, text=True)
-
-
-@pytest.fixture(scope="module")
-def default() -> dict[str, list[Any]]:
-    """Return the default corpus with its combinations; tests must not change it."""
-    return phrasebook.draw()
-
-
-def test_default_output_is_frozen_and_existing_files_are_kept(tmp_path: Path) -> None:
+def test_default_output_is_frozen_and_existing_files_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "made" / "here"
+    monkeypatch.setattr(sys, "argv", ["phrasebook.py", "--out", str(out)])
     for _ in range(2):
-        assert run(out).stdout == f"{out}: train 8,000, valid 200, test 200 pairs\n"
+        phrasebook.main()
+        assert capsys.readouterr().out == f"{out}: train 8,000, valid 200, test 200 pairs\n"
         files = sorted(out.iterdir())
         assert [path.name for path in files] == sorted(f"{split}.{side}" for split in SPLITS for side in ("en", "vi"))
         assert hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest() == DEFAULT_SHA256
     (out / "test.vi").write_text("mine")
-    done = run(out)
-    assert done.returncode == 1 and done.stderr.startswith(f"phrasebook.py: error: {out}/test.vi: exists")
+    with pytest.raises(SystemExit, match=rf"^phrasebook.py: error: {out}/test.vi: exists"):
+        phrasebook.main()
     assert (out / "test.vi").read_text() == "mine"
 
 
-def test_output_depends_on_seed_but_not_on_training_size(default: dict[str, list[Any]]) -> None:
+def test_output_depends_on_seed_but_not_on_training_size() -> None:
     first, other = phrasebook.draw(3, 300, 40, 50), phrasebook.draw(4, 300, 40, 50)
     assert [len(first[split]) for split in SPLITS] == [300, 40, 50]
     assert all(first[split] != other[split] for split in SPLITS)
@@ -53,8 +45,9 @@ def test_output_depends_on_seed_but_not_on_training_size(default: dict[str, list
     assert larger["test"] == first["test"] and larger["valid"] == first["valid"]
 
 
-def test_no_sentence_occurs_twice_and_combinations_are_held_out(default: dict[str, list[Any]]) -> None:
+def test_no_sentence_occurs_twice_and_combinations_are_held_out() -> None:
     """Combinations are held out across seeds too, whatever the order of their words."""
+    default = phrasebook.draw()
     examples = [example for split in SPLITS for example in default[split]]
     assert len({each.english for each in examples}) == len({each.vietnamese for each in examples}) == 8400
     train = [*default["train"], *phrasebook.draw(seed=2, train=4000, valid=1, test=1)["train"]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -23,6 +22,7 @@ from fairseq_resid.models.fully_connected import ARCHITECTURES as FULLY_CONNECTE
 from fairseq_resid.models.residual_network import ARCHITECTURES, ORDERS, NarrowProjection
 from fairseq_resid.models.two_streams import TwoStreamConv2d, TwoStreamLinear
 from support.image_models import SHAPE, build, count
+from support.scripts import imported
 
 pytestmark = pytest.mark.once
 
@@ -137,49 +137,22 @@ def test_every_structure_trains(name: str, norm: str) -> None:
     assert not without
 
 
-# This program runs forward and backward passes until an out-of-bounds write crashes it.
+# This program runs forward and backward passes with oneDNN's AVX2 kernels until an out-of-bounds write crashes it. With
+# torch.nn.Conv2d(4, 8, 1, stride=2, bias=False) instead, it crashes if torch needs NarrowProjection.
 STRIDED = """
-import sys
 import torch
-if sys.argv[1] == "torch":
-    layer = torch.nn.Conv2d(4, 8, 1, stride=2, bias=False)
-else:
-    from fairseq_resid.models.residual_network import NarrowProjection
-    layer = NarrowProjection(4, 8, 2)
-layer.to(memory_format=torch.channels_last)
+from fairseq_resid.models.residual_network import NarrowProjection
+layer = NarrowProjection(4, 8, 2).to(memory_format=torch.channels_last)
 x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
 for _ in range(300):
     layer(x).square().sum().backward()
 """
 
 
-def train_strided(layer: str) -> int:
-    """Return the exit code of a process that trains a narrow strided convolution with oneDNN's AVX2 kernels."""
-    command = [sys.executable, "-c", STRIDED, layer]
-    done = subprocess.run(
-        command, capture_output=True, text=True, cwd=ROOT, env={**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
-    )
-    assert done.returncode <= 0, done.stderr
-    return done.returncode
-
-
-@pytest.mark.both
-def test_torch_narrow_strided_convolution_corrupts_memory() -> None:
-    """Reproduce the oneDNN bug that NarrowProjection avoids. The skip message says when to remove the class."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if not cpuinfo.is_file() or "avx2" not in cpuinfo.read_text().split():
-        pytest.skip("this CPU has no AVX2, so oneDNN's AVX2 kernels do not run here")
-    if train_strided("torch") == 0:
-        versions = re.findall(r"MKL-DNN v(\S+)", torch.__config__.show())
-        pytest.skip(
-            f"oneDNN {' '.join(versions)} does not corrupt memory here; once this is true of every supported torch, "
-            "remove NarrowProjection and this test"
-        )
-
-
 @pytest.mark.both
 def test_narrow_projection_trains_without_a_crash() -> None:
-    assert train_strided("ours") == 0
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    subprocess.run([sys.executable, "-c", STRIDED], check=True, cwd=ROOT, env=environment)
 
 
 def test_narrow_projection_is_a_strided_convolution() -> None:
@@ -276,10 +249,12 @@ def test_unsupported_flags_of_an_architecture_are_refused(arch: str, flags: dict
         build(arch, **flags)
 
 
-def test_benchmark_network_equals_plain_pytorch_network(data: Path, tmp_path: Path) -> None:
-    command = [sys.executable, ROOT / "benchmarks" / "images.py", "--data", data, "--rounds", "1", "--batch", "4"]
-    command += ["--structures", "xskip", "--device", "cpu", "--json", tmp_path / "out.json"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_benchmark_network_equals_plain_pytorch_network(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--data", data, "--rounds", 1, "--batch", 4, "--structures", "xskip", "--device", "cpu"]
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setattr(sys, "argv", ["images.py", *map(str, flags), "--json", str(tmp_path / "out.json")])
+    imported(ROOT / "benchmarks" / "images.py").main()
     found = json.loads((tmp_path / "out.json").read_text())["structures"]
     assert found["plain"]["parameters"] == found["xskip"]["parameters"]

@@ -12,8 +12,11 @@ from fairseq_resid.__main__ import main
 from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring import kinds
 from fairseq_resid.scoring.images import Answer
+from support import training_here
 
 pytestmark = pytest.mark.once
+
+Capture = pytest.CaptureFixture[str]
 
 
 def test_image_measures_are_means_over_images(tmp_path: Path) -> None:
@@ -48,9 +51,21 @@ def test_image_study_runs_end_to_end(recipe: Path, tmp_path: Path) -> None:
         "arms: {plain: --residual xskip, recursive: --residual rskip_ln}\ntests: {error: [test], NLL: [test, valid]}\n"
         "plan: [{setting: recipe, arms: [plain], seeds: 2}, {setting: recipe, arms: [recursive], seeds: 1}]\n"
     )
-    assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 0
+    runs = ("recipe.plain.seed1", "recipe.plain.seed2", "recipe.recursive.seed1")
+    training_here.study(file, tmp_path / "work", *runs)
     page = (tmp_path / "farm" / "results.md").read_text()
     assert "## error minus the baseline's" in page and "Test sets: test, 40 images" in page
     assert "| recipe | recursive |" in page and "BLEU" not in page
     assert (tmp_path / "farm" / "recipe.plain.seed1" / "analysis" / "analysis.json").is_file()
     assert not (tmp_path / "farm" / "recipe.plain.seed2" / "analysis").exists()
+
+
+def test_tuning_on_training_data_is_refused(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
+    file = tmp_path / "farm.yaml"
+    file.write_text(
+        f"title: Farm\nrecipe: {recipe}\nmeasure: error\nflags: --arch preact_resnet20 --train-subset train+valid\n"
+        "baseline: plain\narms: {plain: --residual xskip}\nplan: [{setting: recipe, arms: [plain], seeds: 1}]\n"
+        "tuning: {flag: --lr, grid: [0.1, 0.2], seed: 9}\n"
+    )
+    assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 2
+    assert "tuning: valid: is in --train-subset too" in capsys.readouterr().err

@@ -1,9 +1,8 @@
-"""Training on images: learning, resuming, several processes, workers, bad flags."""
+"""Training on images: learning, resuming, several processes, workers."""
 
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -14,10 +13,11 @@ import pytest
 import torch
 from torch import nn
 
+import fairseq_resid.models  # noqa: F401  (patches fairseq)
 from fairseq_resid.__main__ import main
 from fairseq_resid.runs.run import Run
+from support import training_here
 from support.image_models import FLAGS, train, weights
-from support.ports import free_port
 from support.trainings import reopen
 
 pytestmark = pytest.mark.once
@@ -57,56 +57,45 @@ def test_training_logs_error_and_learning_rates(runs: list[Path]) -> None:
 
 
 @pytest.mark.both
-def test_resuming_is_bitwise_equal_for_any_number_of_workers(recipe: Path, runs: list[Path], tmp_path: Path) -> None:
+def test_resuming_is_bitwise_equal(recipe: Path, runs: list[Path], tmp_path: Path) -> None:
     halves = tmp_path / "halves"
     assert train(recipe, halves, "--residual", "xskip", "--max-update", "7") == 0
     reopen(halves, 7, 12)
     assert train(recipe, halves, "--residual", "xskip", "--max-update", "12") == 0
-    workers = tmp_path / "workers"
-    assert train(recipe, workers, "--residual", "xskip", "--num-workers", "2") == 0
-    for name, expected in weights(runs[0]).items():
-        assert torch.equal(weights(halves)[name], expected), name
-        assert torch.equal(weights(workers)[name], expected), name
+    assert all(torch.equal(weights(halves)[name], expected) for name, expected in weights(runs[0]).items())
 
 
 def test_two_processes_train_one_model(recipe: Path, tmp_path: Path) -> None:
     """Weights must not be channels-last in memory, because fairseq's legacy_ddp could not flatten their gradients."""
     run = tmp_path / "two"
-    train_sh = [str(ROOT / "scripts" / "train.sh"), str(recipe), "--arch", "preact_resnet20", "--residual", "sas"]
-    torchrun = [str(Path(sys.executable).with_name("torchrun")), "--nproc-per-node", "2", "--no-python", "--"]
-    torchrun[1:1] = ["--master-port", str(free_port())]
-    environment = {**os.environ, "FAIRSEQ_RESID_VENV": sys.prefix}
-    command = [*torchrun, *train_sh, "--run", str(run)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
-    assert done.returncode == 0, done.stdout + done.stderr
-    record = json.loads((run / "run.json").read_text())
-    assert record["finished"] and record["plan"]["batch-size"] == 16 and record["plan"]["effective batch"] == 32
+    record = training_here.train_in_two_processes(recipe, run, "--arch", "preact_resnet20", "--residual", "sas")
+    assert record["plan"]["batch-size"] == 16 and record["plan"]["effective batch"] == 32
     assert Run(run).training_summary().num_updates == 12
 
 
 @pytest.mark.both
-def test_data_workers_end_with_their_epoch(data: Path, tmp_path: Path) -> None:
+def test_data_workers_change_nothing_and_end_with_their_epoch(data: Path, runs: list[Path], tmp_path: Path) -> None:
     watched = (
         "import os\nfrom fairseq_resid.tasks.images import ImageClassificationTask as Task\nbegin = Task.begin_epoch\n"
         "def counted(self, epoch, model):\n    begin(self, epoch, model)\n    me = os.getpid()\n"
         "    print('CHILDREN', len(open(f'/proc/{me}/task/{me}/children').read().split()), flush=True)\n"
         "Task.begin_epoch = counted\nfrom fairseq_cli.train import cli_main\ncli_main()\n"
     )
-    flags = f"{data} --user-dir fairseq_resid --arch preact_resnet20 --stage-channels 8,8,8 {FLAGS} --max-epoch 4"
-    flags += f" --no-save --save-dir {tmp_path / 'run'} --num-workers 1"
-    command = [sys.executable, "-c", watched, *shlex.split(flags)]
+    flags = f"{data} --user-dir fairseq_resid --arch preact_resnet20 --residual xskip {FLAGS} --num-workers 2"
+    command = [sys.executable, "-c", watched, *shlex.split(flags), "--save-dir", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+    assert all(torch.equal(weights(tmp_path)[name], expected) for name, expected in weights(runs[0]).items())
     counts = [int(line.split()[1]) for line in done.stdout.splitlines() if line.startswith("CHILDREN")]
-    # One worker serves training, one validation, and one may be ending. If each epoch leaked one, there would be 7.
-    assert len(counts) == 4 and max(counts) <= 4 and "AssertionError" not in done.stderr
+    # Two workers serve training, two validation, and two may be ending. If each epoch leaked them, there would be 14.
+    assert len(counts) == 4 and max(counts) <= 8 and "AssertionError" not in done.stderr
 
 
 def test_fully_connected_network_is_trained_evaluated_and_analysed(data: Path, tmp_path: Path, capsys: Capture) -> None:
     recipe, run = tmp_path / "fc.txt", tmp_path / "run"
     recipe.write_text(f"{data}\n{FLAGS.replace('--stage-blocks 1,1,1', '--hidden-width 16')}\n")
-    flags = ["--arch", "rir_fc", "--residual", "sas", "--log-coefficients", "--run", str(run)]
-    assert main(["train", str(recipe), *flags]) == 0
+    flags = ["--arch", "rir_fc", "--residual", "sas", "--log-coefficients"]
+    assert training_here.train(recipe, run, *flags) == 0
     assert main(["evaluate", str(run), "--cpu"]) == 0
     assert "test: error" in capsys.readouterr().out
     assert main(["analyze", str(run), "--sentences", "8", "--cpu"]) == 0
@@ -114,7 +103,7 @@ def test_fully_connected_network_is_trained_evaluated_and_analysed(data: Path, t
     assert len(sites) == 4 and "rir_fc --residual sas" in (run / "results.json").read_text()
 
 
-def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_evaluation_marks_subsets_used_in_training(recipe: Path, tmp_path: Path, capsys: Capture) -> None:
     run = tmp_path / "all"
     flags = ["--train-subset", "train+valid", "--valid-subset", "test", "--stage-channels", "8,8,8"]
     assert train(recipe, run, *flags) == 0
@@ -125,13 +114,3 @@ def test_evaluation_marks_subsets_used_in_training(recipe: Path, data: Path, tmp
     assert "| valid (trained on), 24 | error |" in (run / "card.md").read_text()
     assert main(["analyze", str(run), "--sentences", "8", "--no-ablation", "--cpu"]) == 0
     assert "on 8 images of valid (training data)" in capsys.readouterr().out
-    assert main(["train", "multi30k-en-de-small", str(data), "--arch", "transformer_sas", "--run", str(run) + "2"]) == 2
-    assert "contains images, but the recipe's task requires text" in capsys.readouterr().err
-    file = tmp_path / "farm.yaml"
-    file.write_text(
-        f"title: Farm\nrecipe: {recipe}\nmeasure: error\nflags: --arch preact_resnet20 --train-subset train+valid\n"
-        "baseline: plain\narms: {plain: --residual xskip}\nplan: [{setting: recipe, arms: [plain], seeds: 1}]\n"
-        "tuning: {flag: --lr, grid: [0.1, 0.2], seed: 9}\n"
-    )
-    assert main(["study", str(file), "--work", str(tmp_path / "work")]) == 2
-    assert "tuning: valid: is in --train-subset too" in capsys.readouterr().err

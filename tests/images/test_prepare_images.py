@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -180,20 +179,6 @@ def test_jpeg_images_of_another_shape_are_accepted(tmp_path: Path) -> None:
     assert record_of(tmp_path / "data")["shape"] == [3, 12, 20]
     first = [image for path, image in decoded.items() if "train" in path.parts][:5]
     np.testing.assert_array_equal(stored(tmp_path / "data", "train")[1][:5], first)
-
-
-def test_uneven_classes_are_held_out_in_proportion(by_classes: Path, tmp_path: Path, capsys: Capture) -> None:
-    raw = tmp_path / "raw"
-    shutil.copytree(by_classes, raw)
-    for number in (3, 4):
-        (raw / "train" / "dog" / f"{number:04}.png").unlink()
-    shutil.rmtree(raw / "test" / "emu")  # a class may have no test images
-    assert main("custom", tmp_path / "data", "--raw", raw, "--valid", 5) == 0
-    assert record_of(tmp_path / "data")["counts"] == {"train": 8, "valid": 5, "test": 4}
-    assert stored(tmp_path / "data", "valid")[0].tolist() == [0, 1, 1, 2, 2]
-    said = capsys.readouterr().out
-    assert "train: 8 images, 1 (dog) to 4 (cat) per class\n" in said
-    assert "test: 4 images, 0 (emu) to 2 (cat) per class\n" in said
 
 
 def test_hold_out_is_proportional_to_class_sizes() -> None:

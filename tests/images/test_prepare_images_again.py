@@ -18,8 +18,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 def test_finished_preparation_is_not_repeated(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
-    out = tmp_path / "animals"
-    shutil.copytree(made, out)
+    out = shutil.copytree(made, tmp_path / "animals")
     before = content(out)
     work = tmp_path / "animals.partial"
     work.mkdir()
@@ -48,8 +47,7 @@ def test_changed_images_of_the_same_size_are_different_images(
 
 
 def test_damaged_image_data_is_detected(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
-    out = tmp_path / "animals"
-    shutil.copytree(made, out)
+    out = shutil.copytree(made, tmp_path / "animals")
     raw = bytearray((out / "train.npy").read_bytes())
     raw[-5] ^= 1
     (out / "train.npy").write_bytes(raw)
@@ -65,8 +63,7 @@ def test_damaged_image_data_is_detected(by_classes: Path, made: Path, tmp_path: 
 
 
 def test_different_settings_are_refused(by_classes: Path, made: Path, tmp_path: Path, capsys: Capture) -> None:
-    out = tmp_path / "animals"
-    shutil.copytree(made, out)
+    out = shutil.copytree(made, tmp_path / "animals")
     other = f"{out}: contains different images ("
     for name, flags, said in (
         ("custom", ["--raw", by_classes], "valid is 3, not None)"),

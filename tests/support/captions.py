@@ -91,9 +91,9 @@ def write_recipe(path: Path, data: Path) -> Path:
 
 
 def train(recipe: Path, run: Path, *flags: str, arch: str = "captioning_resid") -> int:
-    from fairseq_resid.__main__ import main as command
+    from support import training_here
 
-    return command(["train", str(recipe), "--arch", arch, "--run", str(run), *flags])
+    return training_here.train(recipe, run, "--arch", arch, *flags)
 
 
 def weights(run: Path) -> dict[str, Any]:

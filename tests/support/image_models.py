@@ -15,9 +15,9 @@ from fairseq_resid import (
     records,
     tasks,  # noqa: F401  (registers the architectures)
 )
-from fairseq_resid.__main__ import main
 from fairseq_resid.data.images import image_folder as images
 from fairseq_resid.files import sha256
+from support import training_here
 
 SHAPE = (3, 32, 32)
 CLASSES = ["ant", "bee", "cow", "dog"]
@@ -66,7 +66,7 @@ FLAGS = (
 
 
 def train(recipe: Path, run: Path, *flags: str) -> int:
-    return main(["train", str(recipe), "--arch", "preact_resnet20", "--run", str(run), *flags])
+    return training_here.train(recipe, run, "--arch", "preact_resnet20", *flags)
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:

@@ -1,7 +1,7 @@
 """Run a data preparation that stops in the middle of a step and waits. Tests kill it there.
 
-PREPARE_TEST_STOP names the step. "tokenise train/7" stops after 7 shards of 20 pairs of the training text, and "never"
-uses shards of 20 pairs without stopping. The program prints STOPPED when it has stopped, with half of the work on disk.
+PREPARE_TEST_STOP names the step. "tokenise train/7" stops after 7 shards of 20 pairs of the training text. The program
+prints STOPPED when it has stopped, with half of the work on disk.
 """
 
 from __future__ import annotations
@@ -81,13 +81,13 @@ def main() -> None:
         fetch.os.replace = replace  # type: ignore[attr-defined]
     elif where == "extract":
         stop_between_texts()
-    elif "/" in where or where in ("never", "worker"):
+    elif where == "worker":
         parallel.SHARD_LINES = 20
-        what, _, count = where.partition("/")
-        if where == "worker":
-            tokenise.tokenise_shard = wait
-        elif count:
-            stop_after_shards(what, int(count))
+        tokenise.tokenise_shard = wait
+    elif "/" in where:
+        parallel.SHARD_LINES = 20
+        what, count = where.split("/")
+        stop_after_shards(what, int(count))
     elif where == "learner":
         subwords.sample = wait
     else:
