@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import os
 from dataclasses import replace
@@ -15,7 +14,7 @@ from fairseq_resid import records
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.training_command import TrainingCommand
-from fairseq_resid.study import kept, plan, study
+from fairseq_resid.study import kept, plan, results, study
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import StudyFolders
 from support.studies import FLAGS, TEXT, all_kept, keep, note
@@ -99,13 +98,11 @@ def test_value_with_many_digits_is_that_of_its_runs(file: Path, tmp_path: Path) 
     file.write_text(
         TEXT.replace("arms: [sas], seeds: 1, at: baseline", "arms: [base, sas], seeds: 2, at: 0.00069877124")
     )
-    all_kept(tmp_path / "trial", plan.read_study(file))
-    assert study.main([str(file), "--results"]) == 0
-    rows = json.loads((tmp_path / "trial" / "results.json").read_text())["rows"]
-    assert [(row["arm"], row["seeds"]) for row in rows if row["at"] == "0.000698771"] == [
-        ("base", [1, 2]),
-        ("sas", [1, 2]),
-    ]
+    trial, folder = plan.read_study(file), tmp_path / "trial"
+    all_kept(folder, trial)
+    rows = results.build_results(trial, kept.load_notes(trial, file, folder), folder)["rows"]
+    found = [(row["arm"], row["seeds"]) for row in rows if row["at"] == "0.000698771"]
+    assert found == [("base", [1, 2]), ("sas", [1, 2])]
 
 
 def test_runs_on_different_data_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:

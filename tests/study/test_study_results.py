@@ -84,23 +84,21 @@ def test_every_arm_has_its_own_plot_style(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("best", "lost_in_deep"), [(0.004, 0.3 * math.log(2) ** 2), (0.002, 0.0)])
-def test_interaction_is_also_shown_at_baseline_value(
-    tmp_path: Path, best: float, lost_in_deep: float, capsys: Capture
-) -> None:
+def test_interaction_is_also_shown_at_baseline_value(tmp_path: Path, best: float, lost_in_deep: float) -> None:
     """In `deep`, the best value of sas differs from the baseline's in the first case and equals it in the second."""
     file = written(tmp_path, TEXT + "  - {setting: deep, arms: [sas], seeds: 2, at: baseline}\n")
-    all_kept(tmp_path / "trial", plan.read_study(file), best)
-    assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
-    found = read(tmp_path / "trial")
+    trial = plan.read_study(file)
+    found = results.build_results(trial, all_kept(tmp_path / "trial", trial, best), tmp_path / "trial")
     gains = {one["at"]: one["comparison"]["effects"]["NLL"]["difference"] for one in found["interactions"]}
     assert len(gains) == len(found["interactions"]) == 2
     assert gains["own"] == pytest.approx(-0.3, abs=1e-4)
     # In `flat`, sas has one seed at the baseline's value, which is compared with both seeds of the baseline.
     assert gains["baseline"] == pytest.approx(-0.3 + lost_in_deep - 0.3 * math.log(2) ** 2 + 0.005, abs=1e-4)
-    page = (tmp_path / "trial" / "results.md").read_text()
+    page = tables.markdown(found)
     assert "| sas | own best | deep minus flat | 2, 2, 2, 2 |" in page
     assert "| sas | baseline's best | deep minus flat | 2, 2, 1, 2 |" in page
-    assert "sas, baseline's value" in (tmp_path / "trial" / "settings.svg").read_text()
+    plots.by_setting(trial, found, tmp_path / "settings.svg")
+    assert "sas, baseline's value" in (tmp_path / "settings.svg").read_text()
 
 
 def test_holm_family_includes_arms_compared_at_baseline_value() -> None:
