@@ -164,13 +164,6 @@ def test_contradictory_precision_flags_are_refused() -> None:
         plan.plan_training(BASE, command("--fp16"), [A100], None, precision="bf16")
 
 
-def visible(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Gpu]:
-    """Make this number of GPUs visible; return the result of the device query."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(devices, "PROBE", f"print('{json.dumps([['A100', 80 << 30, 8, 0]] * number)}')")
-    return devices.gpus()
-
-
 def configured(planned: plan.Plan, extra: str) -> argparse.Namespace:
     """Return the training configuration that fairseq makes from a plan."""
     from fairseq import options
@@ -199,10 +192,8 @@ def configured(planned: plan.Plan, extra: str) -> argparse.Namespace:
         ("--ddp-backend legacy_ddp", "bf16"),
     ],
 )
-def test_fairseq_accepts_planned_precision(
-    number: int, extra: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = plan.plan_training(BASE, command(extra), visible(monkeypatch, number), None)
+def test_fairseq_accepts_planned_precision(number: int, extra: str, expected: str) -> None:
+    planned = plan.plan_training(BASE, command(extra), [A100] * number, None)
     made = configured(planned, extra)
     names = ("amp", "bf16", "fp16", "memory_efficient_bf16", "memory_efficient_fp16")
     assert [name for name in names if getattr(made.common, name)] == expected.split()
