@@ -123,15 +123,12 @@ def test_switched_off_site_is_reported(sas: Loaded) -> None:
     assert found.sites["encoder.1.ffn"].share == 0 and "encoder.1.ffn" in found.off()
     assert "decoder.0.encoder_attn" not in found.off() or found.sites["decoder.0.encoder_attn"].nll_without
     site = sites(model)["decoder.0.ffn"]
-    before = float(sum(batch.nll(model).sum().detach() for batch in text(off)))
     without = nll_without(model, site, text(off))
+    assert found.nll != pytest.approx(without, rel=1e-3) and "forward" not in vars(site)
     for parameter in model.decoder.layers[0].fc2.parameters():
         parameter.data.zero_()
-    tokens = found.tokens
-    assert float(sum(batch.nll(model).sum().detach() for batch in text(off))) / tokens == pytest.approx(
-        without, rel=1e-5
-    )
-    assert before / tokens != pytest.approx(without, rel=1e-3) and "forward" not in vars(site)
+    removed = sum(batch.nll(model).sum().item() for batch in text(off)) / found.tokens
+    assert removed == pytest.approx(without, rel=1e-5)
 
 
 @pytest.mark.both
@@ -154,10 +151,10 @@ def test_coefficients_of_every_structure_are_measured(name: str, sas: Loaded) ->
     if name in ("hyper", "mhc", "attn_residual", "dense_former", "dlcl"):
         assert len(labels) > 2
     if name == "attn_residual":  # weights that sum to 1
-        for each in observer.sites.values():
-            assert not each.coefficients or sum(m.mean for m in each.coefficients.values()) == pytest.approx(
-                1, abs=1e-5
-            )
+        sums = [
+            sum(m.mean for m in each.coefficients.values()) for each in observer.sites.values() if each.coefficients
+        ]
+        assert sums == pytest.approx([1] * len(sums), abs=1e-5)
     # initial() rebuilds the model from the seed.
     for ours, theirs in zip(loaded.initial().parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
@@ -292,9 +289,8 @@ def test_attention_decodes_with_settings_of_the_run(
     run = tmp_path / "run"
     shutil.copytree(sas_checkpoint.parent, run)
     record = {"command": [], "finished": True, "plan": {}, "sessions": []}
-    (run / "run.json").write_text(
-        json.dumps({**record, "evaluate": ["--beam", "5", "--lenpen", "1", "--max-len-b", "9"]})
-    )
+    evaluate = ["--beam", "5", "--lenpen", "1", "--max-len-b", "9"]
+    (run / "run.json").write_text(json.dumps({**record, "evaluate": evaluate}))
     seen: dict[str, Any] = {}
     made = sequence_generator.SequenceGenerator.__init__
 
@@ -309,9 +305,7 @@ def test_attention_decodes_with_settings_of_the_run(
 
 
 @pytest.mark.both
-def test_attention_is_a_distribution_over_the_source(
-    sas_checkpoint: Path, corpus: Path, tmp_path: Path, capsys: Any
-) -> None:
+def test_attention_is_a_distribution_over_the_source(sas_checkpoint: Path, corpus: Path, tmp_path: Path) -> None:
     loaded = load_for_analysis(sas_checkpoint.parent, corpus, cpu=True)
     source, target, layers = attention.attention(loaded, attention.of_data(loaded, "valid", 3))
     assert source[-1] == target[-1] == "</s>" and len(layers) == 2
@@ -320,9 +314,6 @@ def test_attention_is_a_distribution_over_the_source(
     flags = [str(sas_checkpoint.parent), "--data", str(corpus), "--cpu", "--out"]
     assert attention.main([*flags, str(tmp_path / "a.png"), "--text", "the small dog sees a bird ."]) == 0
     assert (tmp_path / "a.png").stat().st_size > 5000
-    for more, error in ((["--sentence", "4000"], "--sentence 4000: valid has"), (["--text", " "], "--text: empty")):
-        assert attention.main([*flags, str(tmp_path / "b.svg"), *more]) == 2
-        assert error in capsys.readouterr().err and not (tmp_path / "b.svg").exists()
 
 
 def record(updates: int, seconds: int, **more: Any) -> str:
@@ -371,10 +362,6 @@ def test_curves_survive_truncated_logs_and_restarted_runs(tmp_path: Path, capsys
     out = tmp_path / "curves.svg"
     assert curves.main([str(tmp_path / "run"), str(tmp_path / "empty"), "--out", str(out)]) == 1
     assert "no training records" in capsys.readouterr().err and out.is_file()
-    assert curves.main([str(tmp_path / "empty"), "--out", str(tmp_path / "none.svg")]) == 2
-    assert curves.main([str(tmp_path / "nowhere")]) == 2
-    assert curves.main([str(tmp_path / "run"), "--out", str(tmp_path / "curves.txt")]) == 2
-    assert "Format 'txt' is not supported" in capsys.readouterr().err
 
 
 def test_repeated_seed_is_not_another_seed(tmp_path: Path) -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import random
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from fairseq_resid.cli import children
+from conftest import Result, run_fairseq
+from fairseq_resid.evaluation import evaluate
 from fairseq_resid.runs.run import Run
 from fairseq_resid.scoring import decoding
-from support.evaluation import BIN, SENTENCES, Decoder, shell
-
-ROOT = Path(__file__).resolve().parents[2]
+from support.evaluation import MODEL, SENTENCES, Decoder
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(tmp_path_factory: pytest.TempPathFactory, cli: Callable[..., Result]) -> Path:
     """Return a folder with data/ and checkpoints/run/.
 
     The run is a one-layer stock transformer, trained for 12 updates and saved after every third.
@@ -43,18 +44,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sets = [f"--{split}pref" for split in ("train", "valid", "test")]
     prefs = [word for option in sets for word in (option, f"raw/{option[2:-4]}")]
     options = "-s en -t fr --joined-dictionary --destdir data"
-    shell(BIN / "fairseq-preprocess", *options.split(), *prefs, cwd=folder)
     flags = (
-        "--arch transformer_iwslt_de_en --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 "
-        "--decoder-embed-dim 16 --encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 "
-        "--decoder-attention-heads 2 --share-all-embeddings --optimizer adam --lr 0.02 --max-tokens 128 --cpu "
-        "--max-update 12 --save-interval-updates 3 --no-epoch-checkpoints --save-dir checkpoints/run --log-interval 5 "
-        "--log-format json --log-file checkpoints/run/train.log"
+        f"{MODEL} --max-update 12 --save-interval-updates 3 --no-epoch-checkpoints --save-dir checkpoints/run "
+        "--log-interval 5 --log-format json --log-file checkpoints/run/train.log"
     )
     (folder / "checkpoints" / "run").mkdir(parents=True)
-    words_ = [BIN / "fairseq-train", "data", "--user-dir", children.PACKAGE, *flags.split()]
-    out = shell(*words_, cwd=folder)
-    (folder / "train.out").write_text(out)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run_fairseq("fairseq-preprocess", [*options.split(), *prefs]).code == 0
+        cli("fairseq-train", "data", *flags.split())
     return folder
 
 
@@ -66,12 +64,11 @@ def here(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture(scope="session")
 def evaluated(trained: Path) -> str:
-    """Return the output of scripts/evaluate.sh."""
-    environment = {**os.environ, "FAIRSEQ_RESID_VENV": str(BIN.parent)}
-    command = [str(ROOT / "scripts" / "evaluate.sh"), "checkpoints/run", "--last", "2", "--cpu"]
-    done = subprocess.run(command, cwd=trained, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    """Return the output of `fairseq-resid evaluate`."""
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as output:
+        patch.chdir(trained)
+        assert evaluate.main(["checkpoints/run", "--last", "2", "--cpu"]) == 0
+    return output.getvalue()
 
 
 @pytest.fixture

@@ -44,16 +44,8 @@ def test_figures_equal_those_of_sacrebleu_command(data: Path, capsys: Capture) -
     assert [found[name][6] == "baseline" for name in qualities] == [True, False, False]
     for kind, column in (("bs", 5), ("ar", 6)):
         files = [str(run / "decode" / "test.averaged.hyp") for run in runs]
-        command = [
-            str(BIN / "sacrebleu"),
-            str(data / "ref" / "test.xx"),
-            "-i",
-            *files,
-            "-m",
-            "bleu",
-            f"--paired-{kind}",
-        ]
-        told = subprocess.run([*command, "-f", "json"], check=True, capture_output=True, text=True).stdout
+        command = [str(BIN / "sacrebleu"), str(data / "ref" / "test.xx"), "-i", *files, "-m", "bleu", "-f", "json"]
+        told = subprocess.run([*command, f"--paired-{kind}"], check=True, capture_output=True, text=True).stdout
         for run, system in zip(runs, json.loads(told), strict=True):
             score = system["BLEU"]
             assert found[run.name][2] == f"{score['score']:.2f}"
@@ -150,9 +142,3 @@ def test_hypotheses_that_do_not_match_results_are_refused(data: Path, capsys: Ca
     assert compare.main([str(one), str(two)]) == 2
     error = capsys.readouterr().err
     assert str(hypotheses) in error and f"run fairseq-resid evaluate {two} again" in error
-    write(hypotheses, ["short"])
-    assert compare.main([str(one), str(two)]) == 2
-    assert "1 hypotheses for 120 references: must be equal" in capsys.readouterr().err
-    hypotheses.unlink()
-    assert compare.main([str(one), str(two)]) == 2
-    assert "no such file" in capsys.readouterr().err

@@ -7,20 +7,20 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fairseq_resid.cli import children
-from fairseq_resid.evaluation.evaluate import main, make_average
+from fairseq_resid.evaluation.evaluate import main
 from fairseq_resid.evaluation.job import find_job
 from fairseq_resid.fairseq_patches.loading import load_checkpoint
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.settings import Settings
 from fairseq_resid.scoring import decoding, likelihood, translation_scores
-from support.evaluation import BIN, SENTENCES, SIGNATURE, Decoder, arguments, refuse, shell
+from support.evaluation import SENTENCES, SIGNATURE, Decoder, arguments, refuse
 
 pytestmark = pytest.mark.once
 
@@ -72,20 +72,17 @@ def test_evaluation_runs_end_to_end(evaluated: str, here: Run) -> None:
 
 
 @pytest.mark.both
-def test_nll_equals_score_reference_of_fairseq_generate(evaluated: str, here: Run, tmp_path: Path) -> None:
+def test_nll_equals_score_reference_of_fairseq_generate(evaluated: str, here: Run, cli: Callable[..., Any]) -> None:
     """fairseq-generate --score-reference gives the log-probability (base 2) of every reference token."""
-    flags = f"data --user-dir {children.PACKAGE} --path {here.averaged} --gen-subset test --score-reference --cpu"
-    out = shell(BIN / "fairseq-generate", *flags.split(), cwd=Path.cwd())
-    found = {}
-    for number, scores in re.findall(r"^P-(\d+)\t(.*)$", out, re.MULTILINE):
-        found[int(number)] = [-math.log(2) * float(score) for score in scores.split()]
+    found = cli("fairseq-generate", "data", "--path", here.averaged, "--score-reference").lines("P")
     ours = likelihood.Sentence.read(here.decode / "test.averaged.nll")
-    assert [one.tokens for one in ours] == [len(found[number]) for number in range(SENTENCES)]
+    assert len(ours) == len(found) == SENTENCES
     for number, one in enumerate(ours):
-        assert one.nll == pytest.approx(sum(found[number]), abs=1e-4 * one.tokens)
+        scores = [-math.log(2) * float(score) for score in found[number].split()]
+        assert one.tokens == len(scores) and one.nll == pytest.approx(sum(scores), abs=1e-4 * one.tokens)
 
 
-def test_damaged_data_is_not_evaluated(evaluated: str, here: Run, tmp_path: Path, capsys: Capture) -> None:
+def test_damaged_data_is_not_evaluated(here: Run, tmp_path: Path) -> None:
     data = shutil.copytree("data", tmp_path / "data")
     corpus = json.loads((data / "corpus.json").read_text())
     corpus |= {"sizes": {"ref/test.fr": (data / "ref" / "test.fr").stat().st_size}, "limit": 3}
@@ -95,8 +92,8 @@ def test_damaged_data_is_not_evaluated(evaluated: str, here: Run, tmp_path: Path
     assert job.data.differences == ("cut",) and job.data.unverified == ("test a.en",)
     assert job.data.preparation == {"limit": 3}
     (data / "ref" / "test.fr").write_text("cut off")
-    assert main([str(here.path), "--data", str(data), "--last", "2", "--cpu"]) == 2
-    assert "damaged: ref/test.fr has 7 bytes" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"damaged: ref/test\.fr has 7 bytes"):
+        find_job(here.path, data, Settings(last=2), "test", True)
 
 
 @pytest.mark.both
@@ -120,14 +117,14 @@ def test_only_changed_parts_are_evaluated_again(copy: Run, decoder: Decoder, cap
     assert len(decoder.commands) == 2 and copy.results().read_text() == first
     assert capsys.readouterr().out.count("reused\n") == 4
 
-    earlier = copy.numbered("update")[0].read_bytes()
+    first_file, *_, last_file = copy.numbered("update")
     copy.last.unlink()
-    copy.last.write_bytes(earlier)
+    copy.last.write_bytes(first_file.read_bytes())
     assert main(arguments(copy)) == 0
     assert [words[words.index("--path") + 1] for words in decoder.commands[2:]] == [str(copy.last)]
     assert main([*arguments(copy), "--last", "1"]) == 0  # a different average
     assert [words[words.index("--path") + 1] for words in decoder.commands[3:]] == [str(copy.averaged)]
-    assert len(load_checkpoint(copy.averaged)["averaged_from"]) == 1
+    assert [item["file"] for item in load_checkpoint(copy.averaged)["averaged_from"]] == [last_file.name]
     (copy.decode / "test.last.hyp").unlink()
     assert main([*arguments(copy), "--last", "1"]) == 0
     assert len(decoder.commands) == 5
@@ -238,31 +235,8 @@ def test_another_corpus_dictionary_is_refused(copy: Run, decoder: Decoder, capsy
     words = (other / "dict.fr.txt").read_text().splitlines()
     (other / "dict.fr.txt").write_text("".join(line + "\n" for line in [*words[:-1], "autre 1"]))
     line = f"dict.fr.txt is another dictionary: its line {len(words)} has 'autre' instead of '{words[-1].split()[0]}'"
-    refuse(capsys, ["checkpoints/run", *flags], "checkpoint_last.pt: trained with data/dict.fr.txt, but ", line)
-    (other / "dict.en.txt").write_text("".join(line + "\n" for line in words[:-1]))
-    shorter = f"dict.en.txt is another dictionary: its line {len(words)} has nothing instead of"
-    refuse(capsys, [str(copy.path), *flags], shorter)
-    (other / "dict.en.txt").unlink()
-    refuse(capsys, [str(copy.path), *flags], "No such file or directory", "dict.en.txt")
+    refuse(capsys, [str(copy.path), *flags], "checkpoint_last.pt: trained with data/dict.fr.txt, but ", line)
     assert not decoder.commands
-
-
-def test_average_uses_the_requested_checkpoints(here: Run, capsys: Capture) -> None:
-    files = here.numbered("update")
-
-    def inputs() -> list[str]:
-        return [item["file"] for item in load_checkpoint(here.averaged)["averaged_from"]]
-
-    make_average(here.averaged, files[-3:])
-    assert inputs() == [file.name for file in files[-3:]]
-    make_average(here.averaged, files[-2:])  # different inputs: averaged again
-    assert inputs() == [file.name for file in files[-2:]]
-    capsys.readouterr()
-    make_average(here.averaged, files[-2:])
-    assert not capsys.readouterr().out  # same inputs: reused
-    here.averaged.unlink()
-    make_average(here.averaged, files[-2:])
-    assert capsys.readouterr().out.startswith("+ fairseq-resid average --inputs ") and inputs()
 
 
 def test_evaluation_is_refused_during_training(here: Run, capsys: Capture) -> None:

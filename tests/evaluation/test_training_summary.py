@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid.cli import children
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.training_log import Explosion
-from support.evaluation import BIN, shell
+from support.evaluation import MODEL
 
 pytestmark = pytest.mark.once
 
@@ -116,17 +115,11 @@ def test_explosion_is_the_largest_norm_far_above_the_median(logged: Callable[[li
 
 
 @pytest.mark.both
-def test_continued_run_reports_its_own_speed(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_continued_run_reports_its_own_speed(here: Run, tmp_path: Path, cli: Callable[..., Any]) -> None:
     """Its first run stopped in the middle of an epoch."""
-    flags = (
-        "--arch transformer_iwslt_de_en --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 "
-        "--decoder-embed-dim 16 --encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 "
-        "--decoder-attention-heads 2 --share-all-embeddings --optimizer adam --lr 0.02 --max-tokens 128 --cpu "
-        f"--max-update 15 --no-epoch-checkpoints --save-dir {tmp_path / 'run'} --log-format json "
-        f"--restore-file {trained / 'checkpoints/run/checkpoint_last.pt'}"
-    )
-    out = shell(BIN / "fairseq-train", "data", "--user-dir", children.PACKAGE, *flags.split(), cwd=trained)
     run = Run(tmp_path / "run")
+    flags = f"{MODEL} --max-update 15 --no-epoch-checkpoints --log-format json"
+    out = cli("fairseq-train", "data", *flags.split(), "--save-dir", run.path, "--restore-file", here.last).output
     run.train_log.write_text(out)
     summary = run.training_summary()
     (epoch,) = (json.loads(line[line.index("{") :]) for line in out.splitlines() if '"train_wpb"' in line)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from fairseq_resid.evaluation import translate
 from fairseq_resid.evaluation.translate import Translator
 from fairseq_resid.files import read_lines
 from support.pages import example
@@ -56,21 +57,15 @@ def test_one_str_gives_one_translation(translator: Translator, corpus: Path, exp
     assert translator.translate("") == ""
 
 
-def test_translate_command_runs(run: Path, corpus: Path, expected: list[str]) -> None:
-    text = read_lines(corpus / "ref" / "test.en")[:3]
-    environment = {"FAIRSEQ_RESID_VENV": str(Path(sys.executable).parent.parent), "PATH": "/usr/bin:/bin"}
-    command = [
-        str(Path(sys.executable).with_name("fairseq-resid")),
-        "translate",
-        str(run),
-        "--data",
-        str(corpus),
-        "--cpu",
-    ]
+def test_command_reads_any_line_ending(
+    translator: Translator, corpus: Path, expected: list[str], capsysbinary: Any, monkeypatch: Any
+) -> None:
+    text = read_lines(corpus / "ref" / "test.en")
+    monkeypatch.setattr(translate, "Translator", lambda *_: translator)
     stdin = f"{text[0]}\r\n\n{text[1]}\n{text[2]}".encode()
-    done = subprocess.run(command, input=stdin, env=environment, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.decode() == f"{expected[0]}\n\n{expected[1]}\n{expected[2]}\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+    assert translate.main(["run"]) == 0
+    assert capsysbinary.readouterr().out.decode() == f"{expected[0]}\n\n{expected[1]}\n{expected[2]}\n"
 
 
 def test_translate_uses_the_average_if_there_is_one(
@@ -106,11 +101,8 @@ def test_examples_on_the_export_page_run(run: Path, corpus: Path, tmp_path: Path
     shutil.copytree(corpus, "data-bin/DATA")
     known: dict[str, Any] = {}
     exec(example("export.md", "import load"), known)
-    inputs = (
-        torch.tensor([[1, 5, 6, 2], [7, 8, 9, 2]]),
-        torch.tensor([3, 4]),
-        torch.tensor([[2, 5, 6, 7], [2, 6, 8, 9]]),
-    )
+    rows = ([[1, 5, 6, 2], [7, 8, 9, 2]], [3, 4], [[2, 5, 6, 7], [2, 6, 8, 9]])
+    inputs = [torch.tensor(row) for row in rows]
     expected = known["model"](*inputs)[0].log_softmax(-1)
     exec(example("export.md", "quantize_dynamic"), known)
     assert (known["model"](*inputs)[0].log_softmax(-1) - expected).abs().max() < 0.5

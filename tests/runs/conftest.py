@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from support.fake_training import FAKE, make_data
-from support.process_groups import UPDATES, finish
-from support.trainings import SETTINGS, launched
+from support.process_groups import UPDATES
+from support.trainings import SETTINGS, launch_here
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def recipe(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the last checkpoint of an uninterrupted run."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    finish(launched(recipe, run))
+    launch_here(recipe, run)
     return run / "checkpoint_last.pt"
 
 

@@ -34,15 +34,6 @@ def test_display_shows_training_progress(monkeypatch: pytest.MonkeyPatch, capsys
     ]
 
 
-def test_display_counts_epochs_if_they_are_the_limit(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    clock = Clock(monkeypatch)
-    with Display("run", TrainingCommand.parse(["--max-epoch", "4"]), begun=10) as shown:
-        shown.take(RECORD.format(epoch=1, done=1.0, loss=8.5, updates=20))
-        clock.now += 40
-        shown.take(RECORD.format(epoch=2, done=2.0, loss=8.5, updates=40))
-    assert capsys.readouterr().out == "  run: epoch 2 of 4, update 40, loss 8.5, 9,876 tokens/s, 0:01:20 left\n"
-
-
 def test_log_records_of_both_versions_are_read() -> None:
     for line in (RECORD.format(epoch=1, done=1, loss=1, updates=3), '{"epoch": 1, "num_updates": "3"}\n'):
         record = log_record(line)

@@ -18,8 +18,9 @@ import torch
 from fairseq.data.iterators import EpochBatchIterator
 
 import fairseq_resid.models  # noqa: F401  (applies the patches)
+from fairseq_resid.runs import launch
 from support.ports import free_port
-from support.trainings import SETTINGS, assert_same_state, by_hand, launched, updates
+from support.trainings import SETTINGS, assert_same_state, by_hand, launch_here, launched, updates
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -139,14 +140,13 @@ def wait(commands: list[tuple[list[str], dict[str, str]]], path: str) -> list[st
 def alone(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return the run folder and the log of a training run with one process and --update-freq 2."""
     run = tmp_path_factory.mktemp("alone")
-    (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
-    assert "processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples" in output
+    assert "processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples" in launch_here(recipe, run)
     return run, (run / "train.log").read_text()
 
 
 @pytest.mark.parametrize("start", [by_torchrun, by_srun, by_hand])
 def test_two_processes_equal_one_with_same_effective_batch(
-    start: Any, recipe: Path, alone: tuple[Path, str], tmp_path: Path
+    start: Any, recipe: Path, alone: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The order of batches in an epoch does not depend on the number of processes.
 
@@ -155,8 +155,8 @@ def test_two_processes_equal_one_with_same_effective_batch(
     """
     (tmp_path / "scontrol").write_text("#!/bin/sh\necho 127.0.0.1\n")
     (tmp_path / "scontrol").chmod(0o755)
-    run, path = tmp_path / "two", f"{tmp_path}:{os.environ['PATH']}"
-    output = "".join(wait(start(launched(recipe, run), free_port()), path))
+    run = tmp_path / "two"
+    output = "".join(wait(start(launched(recipe, run), free_port()), f"{tmp_path}:{os.environ['PATH']}"))
     assert output.count("effective batch processes × batch-size × update-freq = 2 × 14 × 1 = 28 examples") == 1
     assert output.count("two: CPU, 2 processes; ") == 1 and (run / "train.rank1.log").is_file()
 
@@ -173,8 +173,9 @@ def test_two_processes_equal_one_with_same_effective_batch(
     record = json.loads((run / "run.json").read_text())
     assert record["finished"] and record["plan"]["processes"] == 2 and record["plan"]["effective batch"] == 28
     assert not [word for word in record["command"] if "rank" in word or "init-method" in word]
-    again = wait(start(launched(recipe, run), free_port()), path)
-    assert "".join(again).count("already trained") == 1
+    for again, _ in by_hand(launched(recipe, run), free_port()):
+        assert launch.main(again[4:]) == 0
+    assert capsys.readouterr().out.count("already trained") == 1
 
 
 @pytest.mark.parametrize(
@@ -241,7 +242,7 @@ def test_run_resumes_on_different_number_of_processes(recipe: Path, alone: tuple
     run = tmp_path / "run"
     wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
     cut_back(run, 4)
-    (output,) = wait([(launched(recipe, run), {})], os.environ["PATH"])
+    output = launch_here(recipe, run)
     assert "resuming with processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples instead of " in output
     assert "2 × 14 × 1 = 28 examples: the same batches in the same order; run.json keeps both" in output
     cut_back(run, 8)
@@ -250,8 +251,6 @@ def test_run_resumes_on_different_number_of_processes(recipe: Path, alone: tuple
     record = json.loads((run / "run.json").read_text())
     assert record["finished"] and record["plan"]["processes"] == 2
     assert [len(session["changes"]) for session in record["sessions"]] == [0, 1, 1]
-    (refused,) = [
-        subprocess.run([*launched(recipe, run), *more], capture_output=True, text=True, cwd=ROOT)
-        for more in (["--effective-batch", "56"],)
-    ]
+    command = [*launched(recipe, run), "--effective-batch", "56"]
+    refused = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert refused.returncode == 2 and "--update-freq was not given, now 4" in refused.stderr

@@ -138,18 +138,20 @@ def test_command_killed_at_random_moments_can_be_repeated(
         assert_same_state(*(at / "work/recipe.base.seed1/checkpoint_last.pt" for at in (tmp_path / "calm", folder)))
 
 
-def test_resume_uses_newest_intact_checkpoint(recipe: Path, whole: Path, tmp_path: Path) -> None:
+def test_resume_uses_newest_intact_checkpoint(train: Callable[..., Any], tmp_path: Path) -> None:
     """checkpoint_last.pt and the newest numbered checkpoint are empty, are truncated or contain a block of zeros."""
     from fairseq_resid.runs.recovery import repair_to_resume
     from fairseq_resid.runs.run import Run
     from fairseq_resid.runs.training_command import TrainingCommand
 
-    content = whole.read_bytes()
+    whole = tmp_path / "whole"
+    train(whole, "--save-interval-updates", 1, "--max-update", 3)
+    content = (whole / "checkpoint_last.pt").read_bytes()
     hole = bytearray(content)
     hole[len(hole) // 2 : len(hole) // 2 + 4096] = bytes(4096)
     for damaged in (b"", content[:100], content[: len(content) // 2], content[:-1], bytes(hole)):
         run = Run(tmp_path / "run")
-        shutil.copytree(whole.parent, run.path)
+        shutil.copytree(whole, run.path)
         run.last.write_bytes(damaged)
         newest, other = run.numbered("update")[-1:-3:-1]
         newest.write_bytes(damaged)

@@ -148,30 +148,20 @@ def test_effective_batch_in_pairs_is_kept() -> None:
 def test_precision_depends_on_gpus_and_flags(found: list[Gpu], asked: str, extra: str, name: str, flag: str) -> None:
     planned = plan.plan_training(command("data --max-tokens 4096"), command(extra), found, None, precision=asked)
     assert planned.precision == name
-    assert words(planned) == f"--distributed-world-size {max(1, len(found))} --max-tokens " + (
-        "4096" if len(found) < 2 else "2048"
-    ) + (f" {flag}" if flag else "")
+    processes = max(1, len(found))
+    expected = f"--distributed-world-size {processes} --max-tokens {4096 // processes} {flag}"
+    assert words(planned) == expected.strip()
 
 
 def test_image_models_keep_their_weights_in_fp32() -> None:
     images = command("data --task image_classification --batch-size 128")
-    assert (
-        words(plan.plan_training(images, command(""), [A100], None))
-        == "--distributed-world-size 1 --batch-size 128 --amp"
-    )
-    assert words(plan.plan_training(images, command(""), [P100], None)) == "--distributed-world-size 1 --batch-size 128"
+    planned = [words(plan.plan_training(images, command(""), [gpu], None)) for gpu in (A100, P100)]
+    assert planned == [f"--distributed-world-size 1 --batch-size 128{flag}" for flag in (" --amp", "")]
 
 
 def test_contradictory_precision_flags_are_refused() -> None:
     with pytest.raises(ValueError, match="--precision bf16 and --fp16: give only one of them"):
         plan.plan_training(BASE, command("--fp16"), [A100], None, precision="bf16")
-
-
-def visible(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Gpu]:
-    """Make this number of GPUs visible; return the result of the device query."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(devices, "PROBE", f"print('{json.dumps([['A100', 80 << 30, 8, 0]] * number)}')")
-    return devices.gpus()
 
 
 def configured(planned: plan.Plan, extra: str) -> argparse.Namespace:
@@ -186,7 +176,7 @@ def configured(planned: plan.Plan, extra: str) -> argparse.Namespace:
     )
 
 
-@pytest.mark.parametrize("number", [1, 2, 8])
+@pytest.mark.parametrize("number", [1, 8])
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
@@ -202,10 +192,8 @@ def configured(planned: plan.Plan, extra: str) -> argparse.Namespace:
         ("--ddp-backend legacy_ddp", "bf16"),
     ],
 )
-def test_fairseq_accepts_planned_precision(
-    number: int, extra: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    planned = plan.plan_training(BASE, command(extra), visible(monkeypatch, number), None)
+def test_fairseq_accepts_planned_precision(number: int, extra: str, expected: str) -> None:
+    planned = plan.plan_training(BASE, command(extra), [A100] * number, None)
     made = configured(planned, extra)
     names = ("amp", "bf16", "fp16", "memory_efficient_bf16", "memory_efficient_fp16")
     assert [name for name in names if getattr(made.common, name)] == expected.split()
@@ -294,13 +282,6 @@ def test_record_names_the_machine() -> None:
 
 
 PAPERS = {name for name in recipe.available() if name.startswith(("iwslt15", "wmt14")) and not name.endswith("small")}
-
-
-def test_every_paper_recipe_is_checked() -> None:
-    assert sorted(PAPERS) == [
-        "iwslt15-en-vi", "iwslt15-en-vi-big", "iwslt15-en-vi-t2t-v3", "wmt14-en-de", "wmt14-en-de-16k",
-        "wmt14-en-de-big", "wmt14-en-de-t2t-v3", "wmt14-en-fr", "wmt14-en-fr-16k", "wmt14-en-fr-big",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(PAPERS))

@@ -17,8 +17,8 @@ import pytest
 import fairseq_resid.models  # noqa: F401  (applies the patches)
 from fairseq_resid import fairseq_patches as compat
 from fairseq_resid.fairseq_patches import stopping
-from support.process_groups import UPDATES, begin, finish, logged, processes_of, start_two, trainer_of, wait_for
-from support.trainings import SETTINGS, assert_same_state, launched, updates
+from support.process_groups import UPDATES, begin, logged, processes_of, start_two, trainer_of, wait_for
+from support.trainings import SETTINGS, assert_same_state, launch_here, launched, updates
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -33,12 +33,12 @@ def stop(recipe: Path, run: Path, number: signal.Signals, whom: str, after: int)
     return process.returncode, str(output)
 
 
-STOPS = [(signal.SIGINT, "group")]
 MORE_STOPS = [(signal.SIGTERM, "launcher"), (signal.SIGTERM, "group"), (signal.SIGHUP, "group")]
 
 
 @pytest.mark.parametrize(
-    ("number", "whom"), [*STOPS, *(pytest.param(*stop, marks=pytest.mark.long) for stop in MORE_STOPS)]
+    ("number", "whom"),
+    [(signal.SIGINT, "group"), *(pytest.param(*stop, marks=pytest.mark.long) for stop in MORE_STOPS)],
 )
 def test_signal_saves_checkpoint_and_stops(
     number: signal.Signals, whom: str, recipe: Path, whole: Path, tmp_path: Path
@@ -51,7 +51,7 @@ def test_signal_saves_checkpoint_and_stops(
     stopped = compat.load_checkpoint(run / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
     assert f"stopped by {number.name} after update {stopped}" in (run / "train.log").read_text()
     assert 17 <= stopped < UPDATES and not list(run.glob("*.tmp"))
-    finish(launched(recipe, run))
+    launch_here(recipe, run)
     assert_same_state(run / "checkpoint_last.pt", whole)
 
 

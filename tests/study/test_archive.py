@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import lzma
 import os
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -68,11 +66,8 @@ def test_same_runs_give_the_same_bytes_from_either_form(kept: Path) -> None:
     first = archive.pack(kept).read_bytes()
     assert archive.unpack(kept) == 2
     assert archive.runs_folder(kept) == kept, "run folders must take precedence over the archive"
+    os.utime(kept / "flat.sas.seed1" / "study.json", (1, 1))
     assert archive.pack(kept).read_bytes() == first
-
-
-def test_folder_without_runs_or_archive_is_used_unchanged(tmp_path: Path) -> None:
-    assert archive.runs_folder(tmp_path / "none") == tmp_path / "none"
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100], ids=["empty", "one byte", "half"])
@@ -92,17 +87,11 @@ def test_unreadable_file_keeps_the_run_folders(kept: Path) -> None:
     assert len(archive.run_folders(kept)) == 2 and not archive.archive_file(kept).exists()
 
 
-def test_archive_can_be_read_by_xz_and_tar(kept: Path) -> None:
-    with lzma.open(archive.pack(kept)) as stream, tarfile.open(fileobj=stream) as tar:
-        members = tar.getmembers()
-    assert {each.mtime for each in members} == {0} and all(each.isfile() for each in members)
-
-
 def test_complete_study_is_packed_with_its_results(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Results from the archive equal those from the folders, except that they contain the archive's SHA-256."""
-    file = studies.written(tmp_path)
+    file = studies.written(tmp_path, studies.SMALL)
     folder, work = file.with_suffix(""), ["--work", str(tmp_path / "work")]
-    studies.all_kept(folder, plan.read_study(file))
+    runs = studies.all_kept(folder, plan.read_study(file))
     assert study.main([str(file), *work, "--results"]) == 0
     before = {path.name: path.read_text() for path in folder.iterdir() if path.is_file()}
     assert study.main([str(file), *work, "--pack"]) == 0
@@ -114,7 +103,7 @@ def test_complete_study_is_packed_with_its_results(tmp_path: Path, capsys: pytes
     line = f"- The archive of the kept runs has the SHA-256 {digest}.\n"
     assert after["results.md"].replace(line, "") == before["results.md"]
     assert {name for name in after if after[name] != before[name]} == {"results.json", "results.md"}
-    assert study.main([str(file), *work, "--unpack"]) == 0 and len(archive.run_folders(folder)) > 10
+    assert study.main([str(file), *work, "--unpack"]) == 0 and len(archive.run_folders(folder)) == len(runs)
     (archive.run_folders(folder)[0] / "train.log").write_text("another log\n")  # other content, other SHA-256
     (archive.run_folders(folder)[0] / "train.log.gz").unlink(missing_ok=True)
     assert study.main([str(file), *work, "--pack"]) == 0 and study.main([str(file), *work, "--results"]) == 0
@@ -126,7 +115,7 @@ def test_interrupted_unpacking_is_reported_and_continues(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder with some runs of the archive never stands for the whole study."""
-    file = studies.written(tmp_path)
+    file = studies.written(tmp_path, studies.SMALL)
     folder, words = file.with_suffix(""), [str(file), "--work", str(tmp_path / "work")]
     runs = [*studies.all_kept(folder, plan.read_study(file))]
     assert study.main([*words, "--pack"]) == 0
@@ -147,7 +136,7 @@ def test_interrupted_unpacking_is_reported_and_continues(
     for flag in ("--plan", "--results", "--pack", "--hours=1"):
         assert study.main([*words, flag]) == 2
         said = capsys.readouterr().err
-        assert f"trial: {len(runs) - 5} of the runs in trial.tar.xz are missing, such as deep." in said
+        assert f"trial: {len(runs) - 5} of the runs in trial.tar.xz are missing, such as flat." in said
         assert "`fairseq-resid study --unpack` restores them" in said
     assert (folder / "results.json").read_bytes() == before and len(archive.run_folders(folder)) == 5
     assert study.main([*words, "--unpack"]) == 0 and len(archive.run_folders(folder)) == len(runs)

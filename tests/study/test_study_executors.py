@@ -31,12 +31,8 @@ def test_failed_run_is_reported_and_others_continue(stub: Any, tmp_path: Path, c
     assert "flat.base.0.002.tuning: failed: fairseq-resid study: error: no space" in said.err
     assert "use --retry to try it again" in said.err and "flat.base.0.002.tuning.out" in said.err
     # The base arm has no best value because one of its tuning runs failed, but the sas arm is complete.
-    assert sorted(calls(tmp_path)) == sorted(
-        [
-            *(f"flat.{arm}.{lr}.tuning" for arm in ("base", "sas") for lr in (0.001, 0.002, 0.004)),
-            "flat.sas.0.002.seed1",
-        ]
-    )
+    tuning = {f"flat.{arm}.{lr}.tuning" for arm in ("base", "sas") for lr in (0.001, 0.002, 0.004)}
+    assert len(calls(tmp_path)) == 7 and {*calls(tmp_path)} == tuning | {"flat.sas.0.002.seed1"}
     assert study.main(words) == 1 and len(calls(tmp_path)) == 7  # no retry without --retry
     (tmp_path / "work" / "mended").touch()
     assert study.main([*words, "--retry"]) == 0
@@ -119,11 +115,10 @@ def test_interrupt_stops_the_runs_too(stub: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "work" / "failed").exists()
 
 
-@pytest.mark.parametrize("kind", ["local", "debug"])
-def test_runs_are_submitted_by_submitit(stub: Any, tmp_path: Path, kind: str, capsys: Capture) -> None:
+def test_runs_are_submitted_by_submitit(stub: Any, tmp_path: Path, capsys: Capture) -> None:
     pytest.importorskip("submitit")
     words = stub(text=SMALL, bad=("flat.sas.0.004.tuning",))
-    assert study.main([*words, "--cluster", kind, "--cluster-option", "timeout_min=5"]) == 1
+    assert study.main([*words, "--cluster", "local", "--cluster-option", "timeout_min=5"]) == 1
     assert sorted(calls(tmp_path))[:2] == ["flat.base.0.001.tuning", "flat.base.0.002.seed1"]
     assert len(calls(tmp_path)) == 8
     assert "flat.sas.0.004.tuning: failed: fairseq-resid study: error: no space" in capsys.readouterr().err
@@ -190,21 +185,6 @@ def test_simulated_slurm_runs_job_arrays(
     assert "#SBATCH --array=0-5%4" in first and "#SBATCH --partition=gpu" in first and "#SBATCH --time=90" in first
     assert "--signal=USR2" in first  # submitit requeues the job before its time limit
     assert (folder / "101.job").is_file()
-
-
-def test_rejected_runs_are_one_error_and_nothing_to_cancel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("submitit")
-    executor = executors.SubmititExecutor("local", tmp_path, {})
-
-    def reject() -> None:
-        raise RuntimeError("sbatch: error: invalid partition")
-
-    monkeypatch.setattr(executor.executor, "_submit_delayed_batch", reject)
-    with pytest.raises(
-        ValueError, match="--cluster local: the runs were not accepted: sbatch: error: invalid partition"
-    ):
-        executor.start({"one": ["true"]})
-    executor.stop()
 
 
 def test_preempted_run_is_queued_again(tmp_path: Path) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import os
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +14,7 @@ from fairseq_resid import records
 from fairseq_resid.files import read_lines
 from fairseq_resid.runs.run import Run
 from fairseq_resid.runs.training_command import TrainingCommand
-from fairseq_resid.study import kept, plan, study
+from fairseq_resid.study import kept, plan, results, study
 from fairseq_resid.study.plan import Planned
 from fairseq_resid.study.work import StudyFolders
 from support.studies import FLAGS, TEXT, all_kept, keep, note
@@ -34,42 +32,6 @@ def test_diverged_run_ranks_last(file: Path, tmp_path: Path) -> None:
     state = study.State(trial, StudyFolders(file, tmp_path, tmp_path), notes)
     assert state.nll()[runs[0]] == math.inf
     assert plan.choices(trial, state.nll())["flat", "base"].best == 0.002
-
-
-def test_empty_study_lists_missing_runs(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    assert study.main([str(file), "--plan"]) == 0
-    said = capsys.readouterr().out
-    assert "flat.base.0.001.tuning: missing" in said and "12 runs missing, and 9 that depend on tuning" in said
-    assert study.main([str(file), "--results"]) == 2
-    assert f"--results: {file.with_suffix('')}: contains no finished run of {file.stem}" in capsys.readouterr().err
-    short = file.rename(file.with_suffix(".yml"))
-    assert study.main([str(short), "--plan"]) == 0 and capsys.readouterr().out == said
-
-
-def test_plan_refuses_what_the_runs_would_refuse(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    text = file.read_text()
-    (tmp_path / "wrong.yaml").write_text(re.sub(r"(?m)^recipe: .*", "recipe: none.txt", text))
-    for flags in (["--plan"], []):
-        assert study.main([str(tmp_path / "wrong.yaml"), *flags]) == 2
-        assert "none.txt: no such recipe or file" in capsys.readouterr().err
-
-
-def test_damaged_kept_file_is_reported(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    trial = plan.read_study(file)
-    all_kept(tmp_path / "trial", trial)
-    damaged = tmp_path / "trial" / "flat.sas.0.004.seed1" / "decode" / "test.averaged.nll.gz"
-    damaged.write_bytes(damaged.read_bytes()[:-9])
-    assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 2
-    assert "test.averaged.nll.gz: damaged" in capsys.readouterr().err
-
-
-def test_changed_settings_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:
-    trial = plan.read_study(file)
-    keep(tmp_path / "trial", Planned("flat", "base", 0.001, 100, True), 3.0, trial)
-    file.write_text(TEXT.replace("--encoder-layers 1", "--encoder-layers 2"))
-    assert study.main([str(file), "--plan"]) == 2
-    error = capsys.readouterr().err
-    assert "flat.base.0.001.tuning: was made with different settings (--encoder-layers was 1, now 2)" in error
 
 
 @pytest.mark.parametrize(
@@ -103,12 +65,13 @@ def test_commands_for_images_are_unchanged(arch: str) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
+        ("--encoder-layers 1", "--encoder-layers 2", "--encoder-layers was 1, now 2"),
         ("recipe: quickstart", "average: 5\nrecipe: quickstart", "average was 10, now 5"),
         ("recipe: quickstart", "measure: BLEU\nrecipe: quickstart", "measure was NLL, now BLEU"),
         ("tests: [test, test1]", "tests: [test]", "tests was ['test', 'test1'], now ['test']"),
     ],
 )
-def test_changed_terms_are_refused(
+def test_changed_settings_are_refused(
     file: Path, tmp_path: Path, capsys: Capture, old: str, new: str, message: str
 ) -> None:
     trial = plan.read_study(file)
@@ -135,13 +98,11 @@ def test_value_with_many_digits_is_that_of_its_runs(file: Path, tmp_path: Path) 
     file.write_text(
         TEXT.replace("arms: [sas], seeds: 1, at: baseline", "arms: [base, sas], seeds: 2, at: 0.00069877124")
     )
-    all_kept(tmp_path / "trial", plan.read_study(file))
-    assert study.main([str(file), "--results"]) == 0
-    rows = json.loads((tmp_path / "trial" / "results.json").read_text())["rows"]
-    assert [(row["arm"], row["seeds"]) for row in rows if row["at"] == "0.000698771"] == [
-        ("base", [1, 2]),
-        ("sas", [1, 2]),
-    ]
+    trial, folder = plan.read_study(file), tmp_path / "trial"
+    all_kept(folder, trial)
+    rows = results.build_results(trial, kept.load_notes(trial, file, folder), folder)["rows"]
+    found = [(row["arm"], row["seeds"]) for row in rows if row["at"] == "0.000698771"]
+    assert found == [("base", [1, 2]), ("sas", [1, 2])]
 
 
 def test_runs_on_different_data_are_refused(file: Path, tmp_path: Path, capsys: Capture) -> None:

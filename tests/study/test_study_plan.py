@@ -39,19 +39,11 @@ def test_documented_plan_is_valid_and_every_key_is_documented(tmp_path: Path) ->
     ("old", "new", "message"),
     [
         ("baseline: base", "baseline: nobody", "baseline: nobody: no such arm; choose from base, sas"),
-        ("arms: [sas], seeds", "arms: [sars], seeds", "plan, 3: arm sars: no such arm; choose from base, sas"),
-        ("setting: deep", "setting: depp", "plan, 2: setting depp: no such setting; choose from flat, deep"),
         ("seed: 100", "seed: 2", "tuning: seed: 2: plan, 1 uses this seed too"),
         ("tests: [test, test1]", "tests: []", "tests: no test set"),
         ("tests: [test, test1]", "tests: [test, test]", "tests: test, test: must be one or more different"),
         ("[deep sas, flat", "[deep sas, flat base, flat", "contrasts, 1: 3 groups: must be 2 or 4"),
-        (
-            "[deep sas,",
-            "[deep sars,",
-            "contrasts, 1: deep sars: must be SETTING ARM [VALUE]; the plan has flat base, flat sas, deep",
-        ),
-        ("sas 0.002,", "sas low,", "contrasts, 2: flat sas low: could not convert string to float"),
-        ("[deep sas,", "[other/deep sars,", "contrasts, 1: other/deep sars: must be SETTING ARM"),
+        ("[deep sas,", "[deep sars,", "contrasts, 1: deep sars: must be SETTING ARM [VALUE]; the plan has flat base, "),
         ("tuning:", "tuning: null\n#", "plan, 3: at: baseline: needs `tuning`"),
         ("  sas: --", "  s/s: --", "'s/s': names of arms and settings may only contain letters"),
     ],
@@ -86,15 +78,9 @@ def test_contrast_with_a_study_that_is_scored_differently_is_refused(
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("--residual sas", "--residual sars", "sas in flat: .*sars"),
         ("--residual sas", "--residual sas --sas-gat single", "sas in flat: --sas-gat: fairseq-train has no such flag"),
         ("--residual sas", "--residual sas --skip-lambda 3", "sas in flat: .*skip.lambda"),
-        ("--encoder-layers 3", "--encoder-layer 3 --max-update x", "base in deep: "),
-        (
-            "flags: --arch transformer_resid",
-            "flags: --log-interval 9",
-            "base in flat: arm base: no architecture; add --arch",
-        ),
+        ("--arch transformer_resid", "--log-interval 9", "base in flat: arm base: no architecture; add --arch"),
         ("recipe: quickstart", "recipe: quikstart", "base in flat: quikstart: no such recipe or file; did you mean"),
     ],
 )
@@ -202,33 +188,35 @@ def test_tuning_stops_at_its_limits() -> None:
     assert plan.choose_value(tuning(least=0.6), {1.0: 1.0, 2.0: 2.0, 4.0: 3.0}).best == 1.0
 
 
+# In `flat`, 0.002 is the best value of base and 0.004 that of sas.
+TUNED = {
+    Planned("flat", arm, lr, 100, True): abs(lr - best)
+    for arm, best in (("base", 0.002), ("sas", 0.0039))
+    for lr in (0.001, 0.002, 0.004, 0.008)
+}
+
+
 def test_runs_are_ordered_by_tuning_and_seed(file: Path) -> None:
     trial = plan.read_study(file)
     names = [run.name for run in plan.runs(trial, {})]
     assert names[:3] == ["flat.base.0.001.tuning", "flat.base.0.002.tuning", "flat.base.0.004.tuning"]
     assert [name.split(".")[:2] for name in names[3::3]] == [["flat", "sas"], ["deep", "base"], ["deep", "sas"]]
     assert len(names) == 12 and plan.undetermined_runs(trial, {}) == 9
-    nll = {Planned("flat", arm, lr, 100, True): abs(lr - best)
-           for arm, best in (("base", 0.002), ("sas", 0.0039)) for lr in (0.001, 0.002, 0.004, 0.008)}  # fmt: skip
-    names = [run.name for run in plan.runs(trial, nll)]
+    names = [run.name for run in plan.runs(trial, TUNED)]
     # Runs are ordered by seed, so that arms can be compared early. A run that belongs to two steps is listed once.
     wanted = ["flat.base.0.002.seed1", "flat.sas.0.004.seed1", "flat.base.0.002.seed2", "flat.sas.0.004.seed2"]
     assert names[8:12] == wanted
     assert names[-1] == "flat.sas.0.002.seed1" and len(names) == len(set(names))
-    assert plan.undetermined_runs(trial, nll) == 4
+    assert plan.undetermined_runs(trial, TUNED) == 4
 
 
 def test_flag_tuned_in_one_setting_has_the_same_value_in_all(tmp_path: Path) -> None:
     text = TEXT.replace("tuning: {", "tuning: {setting: flat, ")
     trial = plan.read_study(written(tmp_path, text))
     assert {run.setting for run in plan.runs(trial, {}) if run.is_tuning} == {"flat"}
-    nll = {Planned("flat", arm, lr, 100, True): abs(lr - best)
-           for arm, best in (("base", 0.002), ("sas", 0.0039)) for lr in (0.001, 0.002, 0.004, 0.008)}  # fmt: skip
-    found = {(run.setting, run.arm, run.value) for run in plan.runs(trial, nll) if not run.is_tuning}
+    found = {(run.setting, run.arm, run.value) for run in plan.runs(trial, TUNED) if not run.is_tuning}
     assert {("deep", "base", 0.002), ("deep", "sas", 0.004)} < found
-    assert plan.undetermined_runs(trial, nll) == 0
-    with pytest.raises(ValueError, match="tuning: setting: steep: choose from flat, deep"):
-        plan.read_study(written(tmp_path, text.replace("setting: flat", "setting: steep", 1)))
+    assert plan.undetermined_runs(trial, TUNED) == 0
 
 
 def test_additional_averages_must_be_kept_until_the_end() -> None:
@@ -246,8 +234,6 @@ def test_study_without_tuning_needs_no_values(tmp_path: Path) -> None:
     trial = plan.read_study(written(tmp_path, "\n".join(lines)))
     assert [run.name for run in plan.runs(trial, {})][:2] == ["flat.base.seed1", "flat.sas.seed1"]
     assert plan.undetermined_runs(trial, {}) == 0
-    with pytest.raises(ValueError, match=r"must be SETTING ARM; the plan has"):
-        plan.group(trial, "flat sas 0.002")
 
 
 def test_missing_test_set_is_reported_before_any_run(tmp_path: Path, corpus: Path) -> None:
@@ -257,10 +243,6 @@ def test_missing_test_set_is_reported_before_any_run(tmp_path: Path, corpus: Pat
     (tmp_path / "recipe.txt").write_text(FLAGS)
     path = written(tmp_path, text, "real")
     with pytest.raises(ValueError, match=r"base in recipe: tests: test7: reference text .*test7\.xx does not exist"):
-        plan.check_study(plan.read_study(path), path)
-    path = written(tmp_path, text.replace("[test, test7]", "[test]").replace("average: 2", "average: 20"), "real")
-    (tmp_path / "recipe.txt").write_text(f"{FLAGS} --keep-interval-updates 3")
-    with pytest.raises(ValueError, match="average: 20, but --keep-interval-updates 3 keeps fewer checkpoints"):
         plan.check_study(plan.read_study(path), path)
 
 

@@ -84,23 +84,21 @@ def test_every_arm_has_its_own_plot_style(file: Path) -> None:
 
 
 @pytest.mark.parametrize(("best", "lost_in_deep"), [(0.004, 0.3 * math.log(2) ** 2), (0.002, 0.0)])
-def test_interaction_is_also_shown_at_baseline_value(
-    tmp_path: Path, best: float, lost_in_deep: float, capsys: Capture
-) -> None:
+def test_interaction_is_also_shown_at_baseline_value(tmp_path: Path, best: float, lost_in_deep: float) -> None:
     """In `deep`, the best value of sas differs from the baseline's in the first case and equals it in the second."""
     file = written(tmp_path, TEXT + "  - {setting: deep, arms: [sas], seeds: 2, at: baseline}\n")
-    all_kept(tmp_path / "trial", plan.read_study(file), best)
-    assert study.main([str(file), "--results", "--work", str(tmp_path / "work")]) == 0
-    found = read(tmp_path / "trial")
+    trial = plan.read_study(file)
+    found = results.build_results(trial, all_kept(tmp_path / "trial", trial, best), tmp_path / "trial")
     gains = {one["at"]: one["comparison"]["effects"]["NLL"]["difference"] for one in found["interactions"]}
     assert len(gains) == len(found["interactions"]) == 2
     assert gains["own"] == pytest.approx(-0.3, abs=1e-4)
     # In `flat`, sas has one seed at the baseline's value, which is compared with both seeds of the baseline.
     assert gains["baseline"] == pytest.approx(-0.3 + lost_in_deep - 0.3 * math.log(2) ** 2 + 0.005, abs=1e-4)
-    page = (tmp_path / "trial" / "results.md").read_text()
+    page = tables.markdown(found)
     assert "| sas | own best | deep minus flat | 2, 2, 2, 2 |" in page
     assert "| sas | baseline's best | deep minus flat | 2, 2, 1, 2 |" in page
-    assert "sas, baseline's value" in (tmp_path / "trial" / "settings.svg").read_text()
+    plots.by_setting(trial, found, tmp_path / "settings.svg")
+    assert "sas, baseline's value" in (tmp_path / "settings.svg").read_text()
 
 
 def test_holm_family_includes_arms_compared_at_baseline_value() -> None:
@@ -296,9 +294,8 @@ def test_runs_without_a_data_fingerprint_are_reported(file: Path, tmp_path: Path
         keep(tmp_path / "trial", Planned("flat", "base", 0.001, seed), 3.0, trial, data=data)
     found = results.build_results(trial, kept.load_notes(trial, file, tmp_path / "trial"), tmp_path / "trial")
     assert found["without_data"] == ["flat.base.0.001.seed2"]
-    assert "1 run has no data fingerprint" in tables.markdown(found) and "flat.base.0.001.seed2" in tables.markdown(
-        found
-    )
+    page = tables.markdown(found)
+    assert "1 run has no data fingerprint" in page and "flat.base.0.001.seed2" in page
 
 
 @pytest.mark.parametrize(
@@ -364,13 +361,6 @@ def test_summary_names_arms_that_are_worse_diverged_or_not_compared(file: Path, 
     ]
 
 
-def test_columns_without_content_are_left_out() -> None:
-    rows = [["a", "", "1", "", ""], ["b", "", "", "2", ""]]
-    shown = tables.without_empty_columns(tables.StudyTable("title", ["arm", "at", "p", "q", "r"], rows, 2))
-    assert (shown.headings, shown.left) == (["arm", "p", "q"], 1)
-    assert shown.rows == [["a", "1", ""], ["b", "", "2"]]
-
-
 def test_incomplete_study_gives_results_so_far(file: Path, tmp_path: Path) -> None:
     trial = plan.read_study(file)
     folder = tmp_path / "trial"
@@ -404,8 +394,7 @@ SECOND = TEXT.replace("title: A trial", "title: A second trial").replace(
 def test_contrast_with_another_study(file: Path, tmp_path: Path) -> None:
     all_kept(tmp_path / "trial", plan.read_study(file))
     path = written(tmp_path, SECOND, "second")
-    second = plan.read_study(path)
-    all_kept(tmp_path / "second", second, name="second")
+    all_kept(tmp_path / "second", plan.read_study(path), name="second")
     assert study.main([str(path), "--results", "--work", str(tmp_path / "work")]) == 0
     found = read(tmp_path / "second")
     across, of_differences = (one["comparison"] for one in found["contrasts"][:2])
@@ -426,11 +415,16 @@ def test_contrast_with_other_data_is_refused(file: Path, tmp_path: Path) -> None
         results.other_studies(second, path, {made.run.name: made})
 
 
-def test_contrast_with_an_unfinished_study_says_so(file: Path, tmp_path: Path) -> None:
-    path = written(tmp_path, SECOND, "second")
+def results_of_second(folder: Path) -> Any:
+    """Return the results of a complete second study."""
+    path = written(folder, SECOND, "second")
     second = plan.read_study(path)
-    notes = all_kept(tmp_path / "second", second, name="second")
-    found = results.build_results(second, notes, tmp_path / "second", results.other_studies(second, path, notes))
+    notes = all_kept(folder / "second", second, name="second")
+    return results.build_results(second, notes, folder / "second", results.other_studies(second, path, notes))
+
+
+def test_contrast_with_an_unfinished_study_says_so(file: Path, tmp_path: Path) -> None:
+    found = results_of_second(tmp_path)
     assert found["contrasts"][0]["comparison"] == {"seeds": [2, 0], "effects": {}, "untested": "not finished"}
     page = tables.markdown(found)
     assert "| flat sas minus trial/deep sas | 2, 0 |  |  | none: not finished |" in page
@@ -444,10 +438,7 @@ def test_warnings_about_runs_of_another_study(file: Path, tmp_path: Path) -> Non
     lines = [{"epoch": 1, "num_updates": at, "loss": 3, "gnorm": norm} for at, norm in ((1, 1), (2, 1), (3, 5000))]
     log = "\n".join(map(json.dumps, lines)).encode()
     (tmp_path / "trial" / "deep.sas.0.004.seed1" / "train.log.gz").write_bytes(gzip.compress(log))
-    path = written(tmp_path, SECOND, "second")
-    second = plan.read_study(path)
-    notes = all_kept(tmp_path / "second", second, name="second")
-    found = results.build_results(second, notes, tmp_path / "second", results.other_studies(second, path, notes))
+    found = results_of_second(tmp_path)
     assert list(found["exploded"]) == ["trial/deep.sas.0.004.seed1"]
     assert {"trial/deep.sas.0.004.seed1", "trial/flat.base.0.002.seed2"} < set(found["without_data"])
     assert "trial/flat.base.0.004.tuning" not in found["without_data"]

@@ -90,23 +90,14 @@ def test_flags_that_the_study_sets_are_refused_in_arms(tmp_path: Path, arm: str,
         plan.arguments(study, Planned("recipe", "sas", 0.005, 1))
 
 
-def test_each_measure_has_its_own_test_sets(tmp_path: Path) -> None:
-    study = read(tmp_path, tests={"BLEU": ["test"], "NLL": ["test", "test1"]})
-    assert study.tests_of("BLEU") == ("test",) and study.tests_of("NLL") == study.all_tests == ("test", "test1")
-    assert read(tmp_path).all_tests == ("test",)
-
-
 def test_runs_scored_with_different_recipe_or_epochs_are_refused(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.txt"
     recipe.write_text("data --max-update 10\n[evaluate]\n--beam 5\n")
     study = read(tmp_path, recipe=str(recipe), epochs=[2, 3])
     run = Planned("recipe", "sas", 0.005, 1)
-    assert kept.scoring_terms(study, run)["evaluate"] == ["--beam", "5"] and kept.scoring_terms(study, run)[
-        "epochs"
-    ] == [2, 3]
+    terms = kept.scoring_terms(study, run)
+    assert terms["evaluate"] == ["--beam", "5"] and terms["epochs"] == [2, 3]
     pairs = read(tmp_path, recipe=str(recipe), epochs=[[2, 3], [5, 6]])
     assert pairs.windows == ((2, 3), (5, 6)) and kept.scoring_terms(pairs, run)["epochs"] == [[2, 3], [5, 6]]
-    tuning = Planned("recipe", "sas", 0.01, 100, True)
-    assert kept.scoring_terms(study, tuning)["evaluate"] == ["--beam", "5"] and "epochs" not in kept.scoring_terms(
-        study, tuning
-    )
+    terms = kept.scoring_terms(study, Planned("recipe", "sas", 0.01, 100, True))
+    assert terms["evaluate"] == ["--beam", "5"] and "epochs" not in terms

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,13 +13,12 @@ from fairseq_resid.runs.run import Run
 BIN = Path(sys.executable).parent
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"
 SENTENCES = 19  # not a multiple of 8, so fairseq-fixed would drop the last batch without our patch
+MODEL = (
+    "--arch transformer_iwslt_de_en --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 16 "
+    "--decoder-embed-dim 16 --encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32 --encoder-attention-heads 2 "
+    "--decoder-attention-heads 2 --share-all-embeddings --optimizer adam --lr 0.02 --max-tokens 128"
+)
 Capture = pytest.CaptureFixture[str]
-
-
-def shell(*words: object, cwd: Path) -> str:
-    done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 class Decoder:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shlex
 import sys
@@ -35,6 +37,15 @@ def by_hand(command: list[str], port: int) -> list[tuple[list[str], dict[str, st
 def launched(recipe: Path, run: Path) -> list[str]:
     words = ["-m", "fairseq_resid", "train", str(recipe), "--arch", "transformer_sas_tiny", "--run", str(run)]
     return [sys.executable, *words]
+
+
+def launch_here(recipe: Path, run: Path) -> str:
+    """Run `launched` in this process, and fairseq-train in a process; return the output of the former."""
+    from fairseq_resid.runs import launch
+
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        assert launch.main(launched(recipe, run)[4:]) == 0
+    return output.getvalue()
 
 
 def assert_same_state(file: Path, other: Path) -> None:
