@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,17 +9,12 @@ import pytest
 
 from fairseq_resid.evaluation.evaluate import main
 from fairseq_resid.runs.run import Run
+from support.shells import shell as shell
 
 BIN = Path(sys.executable).parent
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"
 SENTENCES = 19  # not a multiple of 8, so fairseq-fixed would drop the last batch without our patch
 Capture = pytest.CaptureFixture[str]
-
-
-def shell(*words: object, cwd: Path) -> str:
-    done = subprocess.run([str(word) for word in words], cwd=cwd, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 class Decoder:
