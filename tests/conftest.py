@@ -166,44 +166,27 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-@contextlib.contextmanager
-def children_in_this_process(*modules: types.ModuleType) -> Iterator[None]:
-    """Let these modules of the package run fairseq's commands in this process: a separate process takes seconds."""
+@pytest.fixture(autouse=True, scope="session")
+def fairseq_in_this_process() -> Iterator[None]:
+    """Let preparation and evaluation in this process also run fairseq-preprocess and fairseq-generate here.
+
+    A separate process takes seconds. Commands that tests start still use one, as they do for users.
+    """
     from fairseq_resid.cli import children
+    from fairseq_resid.data.text import fairseq_preprocess
+    from fairseq_resid.scoring import decoding
 
     def run(words: list[str], output: IO[bytes], *_: Any, **__: Any) -> int:
         command = Path(words[0]).name
-        workers = ["--num-workers", "0"] if command != "fairseq-preprocess" else []
+        workers = ["--num-workers", "0"] if command == "fairseq-generate" else []
         found = run_fairseq(command, [*words[1:], *workers])
         output.write(found.output.encode())
         return found.code
 
     here = types.SimpleNamespace(**{**vars(children), "run": run})
     with pytest.MonkeyPatch.context() as patch:
-        for module in modules:
+        for module in (fairseq_preprocess, decoding):
             patch.setattr(module, "children", here)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def fairseq_in_this_process() -> Iterator[None]:
-    """Let preparation and evaluation in this process also run fairseq-preprocess and fairseq-generate here.
-
-    Commands that tests start as processes still start processes, as they do for users.
-    """
-    from fairseq_resid.data.text import fairseq_preprocess
-    from fairseq_resid.scoring import decoding
-
-    with children_in_this_process(fairseq_preprocess, decoding):
-        yield
-
-
-@pytest.fixture
-def training_in_this_process() -> Iterator[None]:
-    """Let `fairseq-resid train`, called in this process, also run fairseq-train here."""
-    from fairseq_resid.runs import launch
-
-    with children_in_this_process(launch):
         yield
 
 

@@ -10,13 +10,13 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
 from fairseq_resid import __main__ as console
-from fairseq_resid.cli import children, frame, quiet
-from fairseq_resid.console import further_lines
+from fairseq_resid.cli import frame, quiet
 from fairseq_resid.fairseq_patches import UserError
 
 pytestmark = pytest.mark.once
@@ -60,20 +60,6 @@ def test_signal_that_killed_a_child_is_an_interrupt(capsys: Capture) -> None:
     assert end.value.code == 143 and "interrupted; the same command resumes" in capsys.readouterr().err
 
 
-def test_closed_pipe_only_changes_the_exit_code() -> None:
-    code = (
-        "import sys\n"
-        "from fairseq_resid.cli import frame\n"
-        "@frame.command('try', '')\n"
-        "def main(parser, argv):\n"
-        "    for number in range(100_000): print(number)\n"
-        "sys.exit(main([]))\n"
-    )
-    pipe = f'{sys.executable} -c "$CODE" | head -1; exit ${{PIPESTATUS[0]}}'
-    done = subprocess.run(["bash", "-c", pipe], env={**os.environ, "CODE": code}, capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (141, "0\n", "")
-
-
 def chatter() -> int:
     logging.getLogger("fairseq.tasks.translation").info("[en] dictionary: 804 types")
     logging.getLogger("fairseq.tasks.translation").error("an error")
@@ -102,49 +88,10 @@ def test_library_logs_are_silenced_only_inside_the_block(
     assert len(warned()) == 2
 
 
-def test_log_is_followed_to_its_last_line(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("of an earlier run\n")
-    taken: list[str] = []
-    code = "import time\nfor n in range(3): print(n); time.sleep(0.05)"
-    with log.open("ab") as file, children.followed(log, taken.append):
-        assert children.run([sys.executable, "-c", code], file) == 0
-        file.write(b"cut in the mid")
-        file.flush()
-    assert [line for line in taken if line] == ["0", "1", "2", "cut in the mid"]
-
-
-@pytest.mark.parametrize(
-    ("end", "message", "shown"),
-    [
-        ("fairseq_resid: error: a.pt: damaged", "failed: a.pt: damaged; its output is in {log}", []),
-
-        ("an Error: of it", "failed with exit code 1; the last lines of {log}:", ["first", "an Error: of it"]),
-
-    ],
-)  # fmt: skip
-def test_failure_shows_the_cause_or_the_end_of_the_log(
-    end: str, message: str, shown: list[str], tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    log.write_text(f"first\n{end}\n")
-    error = children.failure("fairseq-train", 1, log, ChildProcessError)
-    assert str(error) == f"fairseq-train {message.format(log=log)}"
-    assert further_lines(error) == [f"    {line}" for line in shown]
-
-
-def test_console_command_lists_every_command() -> None:
-    from importlib import import_module
-
+def test_console_command_lists_every_command(capsys: Capture) -> None:
     for module, _ in console.COMMANDS.values():
         assert callable(import_module(f"fairseq_resid.{module}").main)
-    done = subprocess.run([sys.executable, "-m", "fairseq_resid"], capture_output=True, text=True)
-    assert done.returncode == 0 and set(console.COMMANDS) <= set(done.stdout.split())
-
-
-def test_module_of_a_command_names_the_command() -> None:
-    done = subprocess.run([sys.executable, "-m", "fairseq_resid.evaluation.card"], capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.endswith("use fairseq-resid card\n")
+    assert console.main([]) == 0 and set(console.COMMANDS) <= set(capsys.readouterr().out.split())
 
 
 CLOSED = """

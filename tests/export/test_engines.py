@@ -12,7 +12,7 @@ import torch
 
 from fairseq_resid.export.engine import ENGINES, Search
 from support.engines import as_words, exported, generated, need, scores, speaking, worst_difference
-from support.models import EOS, PRE, sentences, stock
+from support.models import EOS, PAD, PRE, sentences, stock
 
 pytestmark = pytest.mark.once
 # Without ONNX Runtime, whose search test_onnx_search compares with fairseq's, and whose export takes seconds.
@@ -75,29 +75,24 @@ def test_stock_transformers_can_be_exported(settings: dict[str, Any], name: str,
 
 
 @each_fast_engine
-@pytest.mark.parametrize(
-    "search",
-    [Search(1, 1.0, 1, 8), Search(4, 0.6, 1, 12), Search(5, 1.0, 1.5, 5), Search(4, 0.0, 0, 7)],
-    ids=["greedy", "beam 4", "beam 5", "no length penalty"],
-)
 @pytest.mark.parametrize("seed", [1, 3, 4])
-def test_translations_equal_those_of_fairseq(search: Search, seed: int, name: str, tmp_path: Path) -> None:
+def test_translations_equal_those_of_fairseq(seed: int, name: str, tmp_path: Path) -> None:
     model = speaking(seed=seed)
-    sources = sentences(seed, (6,) * 30)
-    found = exported(name, model, tmp_path).translate(as_words(sources), search)
-    expected = generated(model, sources, search)
-    same = [mine[0].tokens == theirs[0][0] for mine, theirs in zip(found, expected, strict=True)]
-    assert sum(same) >= 29, same
-    lengths = {len(mine[0].tokens) for mine in found}
-    assert len(lengths) > 1 and max(lengths) <= search.longest(6)
+    engine, sources = exported(name, model, tmp_path), sentences(seed, (6,) * 30)
     # No engine allows </s> at the first position, but all except CTranslate2 include its probability in the
     # normalisation. CTranslate2 scores truncated translations again, and then includes it, too.
     ends = scores(model, sources, [row[:0] for row in sources])
-    for mine, theirs, is_same, end in zip(found, expected, same, ends, strict=True):
-        length, missing = len(mine[0].tokens), 0.0
-        if name == "ctranslate2" and length < search.longest(6):
-            missing = math.log1p(-math.exp(end.item())) / (length + 1) ** search.length_penalty
-        assert not is_same or mine[0].score + missing == pytest.approx(theirs[0][1], abs=1e-4)
+    for search in (Search(1, 1.0, 1, 8), Search(4, 0.6, 1, 12), Search(5, 1.0, 1.5, 5), Search(4, 0.0, 0, 7)):
+        found, expected = engine.translate(as_words(sources), search), generated(model, sources, search)
+        same = [mine[0].tokens == theirs[0][0] for mine, theirs in zip(found, expected, strict=True)]
+        assert sum(same) >= 29, (search, same)
+        lengths = {len(mine[0].tokens) for mine in found}
+        assert len(lengths) > 1 and max(lengths) <= search.longest(6)
+        for mine, theirs, is_same, end in zip(found, expected, same, ends, strict=True):
+            length, missing = len(mine[0].tokens), 0.0
+            if name == "ctranslate2" and length < search.longest(6):
+                missing = math.log1p(-math.exp(end.item())) / (length + 1) ** search.length_penalty
+            assert not is_same or mine[0].score + missing == pytest.approx(theirs[0][1], abs=1e-4), search
 
 
 @each_fast_engine
@@ -117,6 +112,22 @@ def test_maximum_length_and_end_of_sentence_match_fairseq(name: str, tmp_path: P
         assert [len(each.tokens) for each in mine] == [9, 9, 9]
         assert [each.tokens for each in mine] == [tokens for tokens, _ in theirs[:3]]
         assert [each.score for each in mine] == pytest.approx([score for _, score in theirs[:3]], abs=1e-4)
+
+
+@each_fast_engine
+@pytest.mark.parametrize("beam", [1, 4])
+def test_padding_is_never_generated_but_its_probability_counts(beam: int, name: str, tmp_path: Path) -> None:
+    model = speaking()
+    with torch.no_grad():
+        model.decoder.output_projection.weight[PAD, 0] = 9
+    sources, search = sentences(8, (4, 4, 4)), Search(beam, 1.0, 0, 6)
+    found = exported(name, model, tmp_path).translate(as_words(sources), search)
+    expected = generated(model, sources, search)
+    assert all(len(each) == 1 and "<pad>" not in each[0].tokens for each in found)
+    if beam == 1 or name != "ctranslate2":
+        assert [each[0].tokens for each in found] == [each[0][0] for each in expected]
+    if name != "ctranslate2":
+        assert [each[0].score for each in found] == pytest.approx([each[0][1] for each in expected], abs=1e-4)
 
 
 @pytest.mark.parametrize("beam", [1, 4])

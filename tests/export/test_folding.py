@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 import pytest
@@ -11,46 +10,11 @@ import torch
 from fairseq_resid import connections
 from fairseq_resid.connections import CannotFold, Fold
 from fairseq_resid.export.folding import fold
-from support.models import DICT, EOS, PAD, PRE, TASK, build, dictionary, left_padded, sentences, shaken, stock
+from support.engines import FOLDING, SETTINGS
+from support.models import DICT, EOS, PAD, PRE, build, left_padded, sentences, shaken, stock
 from support.plain_transformer import log_probabilities
 
 pytestmark = pytest.mark.once
-
-# Every structure that folds, with non-default options if it has any, and its graph.
-FOLDING: dict[str, tuple[dict[str, Any], str]] = {
-    "post_ln": ({}, "post_norm"),
-    "rskip_ln": ({"skip_lambda": 1}, "post_norm"),
-    "deep_norm": ({}, "post_norm"),
-    "xskip_ln": ({"skip_lambda": 3, "branch_scale": 0.5}, "post_norm"),
-    "wskip_ln": ({"wskip_init": 2}, "post_norm"),
-    "admin": ({"admin_start": "closed"}, "post_norm"),
-    "pre_ln": ({}, "pre_norm"),
-    "layer_scale": ({}, "pre_norm"),
-    "scaled_pre_ln": ({}, "pre_norm"),
-    "sandwich_ln": ({}, "pre_and_post_norm"),
-    "peri_ln": ({}, "pre_and_post_norm"),
-}
-SOURCES = argparse.Namespace(source_dictionary=dictionary(70), target_dictionary=DICT)
-SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
-    "unequal depth": ({"residual": "deep_norm", "encoder_layers": 3, "decoder_layers": 1}, TASK),
-    "final norm after post-norm": ({"residual": "wskip_ln", "final_norm": "layer"}, TASK),
-    "no final norm after pre-norm": ({"residual": "layer_scale", "final_norm": "none"}, TASK),
-    "no final norm of the decoder": ({"residual": "pre_ln", "no_decoder_final_norm": True}, TASK),
-    "shared embeddings": ({"residual": "xskip_ln", "share_all_embeddings": True}, TASK),
-    "shared embeddings of the decoder": ({"residual": "wskip_ln", "share_decoder_input_output_embed": True}, TASK),
-    "norm of the embedding": ({"residual": "deep_norm", "layernorm_embedding": True}, TASK),
-    "learned positions": (
-        {"residual": "wskip_ln", "encoder_learned_pos": True, "decoder_learned_pos": True},
-        TASK,
-    ),
-    "two dictionaries": ({"residual": "xskip_ln"}, SOURCES),
-    "GELU and unscaled embeddings": (
-        {"residual": "deep_norm", "activation_fn": "gelu", "no_scale_embedding": True},
-        TASK,
-    ),
-    "narrow encoder": ({"residual": "xskip_ln", "encoder_embed_dim": 32, "decoder_embed_dim": 64}, TASK),
-    "different numbers of heads": ({"residual": "post_ln", "decoder_attention_heads": 2}, TASK),
-}
 
 
 def padded_batch(words: int = len(DICT)) -> tuple[list[torch.Tensor], list[torch.Tensor], torch.Tensor]:

@@ -17,20 +17,12 @@ import torch
 from conftest import ROOT
 from fairseq_resid.export import onnx, onnx_runner
 from fairseq_resid.export.onnx_graph import DecoderStep, Encoder
-from support.engines import exported, need, worst_difference
+from support.engines import SETTINGS, SMALL, exported, need, worst_difference
 from support.models import DICT, EOS, PAD, PRE, build, left_padded, sentences, shaken, stock
 from support.structures import each, each_variant
 
-from .test_folding import SETTINGS
-
 ENGINE = "onnx"
 pytestmark = [need(ENGINE), pytest.mark.once]
-SMALL = {
-    **{f"{stack}_{name}": 16 for stack in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")},
-    **{f"{stack}_attention_heads": 2 for stack in ("encoder", "decoder")},
-    "encoder_layers": 1,
-    "decoder_layers": 2,
-}
 TOLERANCE = 2e-5
 # Lengths of the sentences in each batch, without </s>. The graphs are traced with two unpadded sources of 5 words.
 SIZES = [(0,), (3, 9, 5, 2), (12, 1, 7)]

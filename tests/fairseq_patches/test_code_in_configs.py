@@ -48,7 +48,7 @@ def test_code_anywhere_in_a_config_is_refused(name: str, sas_checkpoint: Path, t
     assert str(file) in str(caught.value) and not ran.exists()
 
 
-@pytest.mark.parametrize("value", ["(0.9, 0.98)", "[(512, 3)] * 20", "", None])
+@pytest.mark.parametrize("value", ["[(512, 3)] * 20", None])
 def test_literals_in_a_config_are_accepted(value: str | None, sas_checkpoint: Path, tmp_path: Path) -> None:
     change = PLACES["conv_feature_layers"]
     file = resaved(sas_checkpoint, tmp_path / "harmless.pt", lambda state: change(state, value))

@@ -23,7 +23,6 @@ WARNING = "its weights are now used with"
     ("before", "now"),
     [
         ("--residual scaled_pre_ln", "--residual orthogonal"),
-        ("--residual highway", "--residual shortcut_gate"),
         ("--residual post_ln", "--residual xskip_ln"),
         ("--skip-lambda 2.0", "--skip-lambda 3.0"),
         ("--norm dyt", "--norm derf"),

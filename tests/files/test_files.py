@@ -125,19 +125,14 @@ def test_yaml_text_that_needs_quotes_is_reported(tmp_path: Path, text: str) -> N
     assert records.read(file, Scalars) == Scalars(text)
 
 
-def test_yaml_key_that_is_given_twice_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "s.yaml").write_text("flags:\n  x: a\n  y: b\n  'x': c")
-    with pytest.raises(ValueError, match=r"s\.yaml: line [124]: (text|x) is given twice$"):
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("flags:\n  x: a\n  y: b\n  'x': c", r"s\.yaml: line [124]: (text|x) is given twice$"),
+        ("txt: x", "unknown field `txt`"),
+    ],
+)
+def test_yaml_key_that_is_unknown_or_given_twice_is_refused(tmp_path: Path, text: str, error: str) -> None:
+    (tmp_path / "s.yaml").write_text(text)
+    with pytest.raises(ValueError, match=error):
         records.read(tmp_path / "s.yaml", Scalars)
-
-
-def test_unknown_field_of_a_yaml_file_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "s.yaml"
-    file.write_text("txt: x")
-    with pytest.raises(ValueError, match="unknown field `txt`"):
-        records.read(file, Scalars)
-
-
-def test_missing_record_names_the_command_that_writes_it(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"none\.json: no such file: run the command first$"):
-        records.read(tmp_path / "none.json", Known, "the command")

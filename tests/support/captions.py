@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from fairseq_resid.data.captions import prepare_captions
+from support import errors
+from support.trainings import weights as weights
 
 Capture = pytest.CaptureFixture[str]
 NOUNS = ("cat", "dog", "ship", "frog")
@@ -68,11 +70,7 @@ def main(out: Path, captions: Path, features: Path, *flags: object, name: str = 
 
 def error_of(capsys: Capture, *given: Any, **named: Any) -> str:
     """Run a preparation that must fail, and return its one-line error."""
-    capsys.readouterr()
-    assert main(*given, **named) == 2
-    said = capsys.readouterr().err.splitlines()
-    assert "Traceback" not in "\n".join(said)
-    return said[-1].removeprefix("fairseq-resid prepare-captions: error: ")
+    return errors.error_of(capsys, "prepare-captions", lambda: main(*given, **named))
 
 
 FLAGS = (
@@ -94,11 +92,3 @@ def train(recipe: Path, run: Path, *flags: str, arch: str = "captioning_resid") 
     from support import training_here
 
     return training_here.train(recipe, run, "--arch", arch, *flags)
-
-
-def weights(run: Path) -> dict[str, Any]:
-    import torch
-
-    found = torch.load(run / "checkpoint_last.pt", weights_only=False)["model"]
-    # Stock fairseq never sets the buffer _float_tensor.
-    return {name: value for name, value in found.items() if not name.endswith("_float_tensor")}

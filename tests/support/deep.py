@@ -6,14 +6,11 @@ import argparse
 from typing import Any
 
 import torch
-from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_REGISTRY
 
-import fairseq_resid.models  # noqa: F401  (registers the architectures)
+from support.models import dictionary
 
-WORDS = Dictionary()
-for number in range(30):
-    WORDS.add_symbol(f"w{number}")
+WORDS = dictionary(30)
 TASK = argparse.Namespace(source_dictionary=WORDS, target_dictionary=WORDS)
 SIZE = {"encoder_embed_dim": 16, "encoder_ffn_embed_dim": 32}
 SIZE |= {"encoder_attention_heads": 2, "decoder_attention_heads": 2}

@@ -5,6 +5,7 @@ Tests are skipped on Python 3.10 and, except in CI, without the engine.
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from importlib import import_module
@@ -19,9 +20,50 @@ from fairseq.sequence_generator import SequenceGenerator
 from fairseq_resid import records
 from fairseq_resid.connections import sites
 from fairseq_resid.export.engine import ENGINES, FORMAT, OLDEST_PYTHON, RECORD, Record, Search, Text, load
-from support.models import DICT, EOS, PAD, TASK, build, left_padded, sentences, shaken
+from support.models import DICT, EOS, PAD, TASK, build, dictionary, left_padded, sentences, shaken
 
 END = torch.tensor([EOS])
+SMALL = {
+    **{f"{stack}_{name}": 16 for stack in ("encoder", "decoder") for name in ("embed_dim", "ffn_embed_dim")},
+    **{f"{stack}_attention_heads": 2 for stack in ("encoder", "decoder")},
+    "encoder_layers": 1,
+    "decoder_layers": 2,
+}
+# Every structure that folds, with non-default options if it has any, and its graph.
+FOLDING: dict[str, tuple[dict[str, Any], str]] = {
+    "post_ln": ({}, "post_norm"),
+    "rskip_ln": ({"skip_lambda": 1}, "post_norm"),
+    "deep_norm": ({}, "post_norm"),
+    "xskip_ln": ({"skip_lambda": 3, "branch_scale": 0.5}, "post_norm"),
+    "wskip_ln": ({"wskip_init": 2}, "post_norm"),
+    "admin": ({"admin_start": "closed"}, "post_norm"),
+    "pre_ln": ({}, "pre_norm"),
+    "layer_scale": ({}, "pre_norm"),
+    "scaled_pre_ln": ({}, "pre_norm"),
+    "sandwich_ln": ({}, "pre_and_post_norm"),
+    "peri_ln": ({}, "pre_and_post_norm"),
+}
+SOURCES = argparse.Namespace(source_dictionary=dictionary(70), target_dictionary=DICT)
+SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
+    "unequal depth": ({"residual": "deep_norm", "encoder_layers": 3, "decoder_layers": 1}, TASK),
+    "final norm after post-norm": ({"residual": "wskip_ln", "final_norm": "layer"}, TASK),
+    "no final norm after pre-norm": ({"residual": "layer_scale", "final_norm": "none"}, TASK),
+    "no final norm of the decoder": ({"residual": "pre_ln", "no_decoder_final_norm": True}, TASK),
+    "shared embeddings": ({"residual": "xskip_ln", "share_all_embeddings": True}, TASK),
+    "shared embeddings of the decoder": ({"residual": "wskip_ln", "share_decoder_input_output_embed": True}, TASK),
+    "norm of the embedding": ({"residual": "deep_norm", "layernorm_embedding": True}, TASK),
+    "learned positions": (
+        {"residual": "wskip_ln", "encoder_learned_pos": True, "decoder_learned_pos": True},
+        TASK,
+    ),
+    "two dictionaries": ({"residual": "xskip_ln"}, SOURCES),
+    "GELU and unscaled embeddings": (
+        {"residual": "deep_norm", "activation_fn": "gelu", "no_scale_embedding": True},
+        TASK,
+    ),
+    "narrow encoder": ({"residual": "xskip_ln", "encoder_embed_dim": 32, "decoder_embed_dim": 64}, TASK),
+    "different numbers of heads": ({"residual": "post_ln", "decoder_attention_heads": 2}, TASK),
+}
 
 
 def need(name: str) -> pytest.MarkDecorator:
@@ -32,19 +74,15 @@ def need(name: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(is_missing, reason=f"{name} is not installed: scripts/setup.sh --with-tests")
 
 
-def described(name: str, model: Any, text: Text | None = None, quantization: str | None = None) -> Record:
-    """Return the content of export.json."""
-    site, longest = next(iter(sites(model).values()), None), model.max_positions()
-    structure, text = ({} if site is None else site.described), text or Text("a", "b")
-    return Record(FORMAT, name, "1", "run", "last.pt", "data", structure, quantization, longest, text, Search())
-
-
 def exported(
     name: str, model: Any, folder: Path, task: Any = TASK, quantization: str | None = None, text: Text | None = None
 ) -> Any:
     """Write a model and its export.json into a folder, and return the engine."""
     folder.mkdir(exist_ok=True)
-    record, dictionaries = described(name, model, text, quantization), (task.source_dictionary, task.target_dictionary)
+    site, longest = next(iter(sites(model).values()), None), model.max_positions()
+    structure, text = ({} if site is None else site.described), text or Text("a", "b")
+    record = Record(FORMAT, name, "1", "run", "last.pt", "data", structure, quantization, longest, text, Search())
+    dictionaries = task.source_dictionary, task.target_dictionary
     import_module(f"fairseq_resid.export.{name}").write(model, *dictionaries, folder, record)
     records.write(folder / RECORD, record)
     return load(folder, threads=1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ import numpy as np
 import pytest
 
 from fairseq_resid.data.images import image_folder, manifest, prepare_images
-from support import mirror
+from support import errors, mirror
+from support.preparing import content as content
 
 Capture = pytest.CaptureFixture[str]
 CIFAR10, CIFAR100 = manifest.read("cifar10"), manifest.read("cifar100")
@@ -26,16 +26,10 @@ def main(name: str, out: Path, *flags: object) -> int:
 
 
 def error_of(capsys: Capture, name: str, out: Path, *flags: object) -> str:
-    """Run a command that must fail, check that it leaves no partial files, and return its one-line error."""
-    capsys.readouterr()
-    try:
-        code = main(name, out, *flags)
-    except SystemExit as end:  # raised by argparse
-        code = int(end.code or 0)
-    assert code == 2
-    said = capsys.readouterr().err.splitlines()
-    assert "Traceback" not in "\n".join(said) and not list(out.parent.glob("*.partial"))
-    return said[-1].removeprefix("fairseq-resid prepare-images: error: ")
+    """Run a preparation that must fail, check that it leaves no partial files, and return its one-line error."""
+    found = errors.error_of(capsys, "prepare-images", lambda: main(name, out, *flags))
+    assert not list(out.parent.glob("*.partial"))
+    return found
 
 
 def record_of(data: Path) -> dict[str, Any]:
@@ -47,11 +41,6 @@ def stored(data: Path, split: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels and pixels of a split."""
     images = image_folder.open_split(data, split, image_folder.ImageRecord.of(data))
     return np.array(images["label"]), np.array(images["pixels"])
-
-
-def content(data: Path, without: str = "") -> dict[str, str]:
-    files = sorted(file for file in data.iterdir() if file.name != without)
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
 def release(folder: Path, name: str = "cifar10", **changed: str | bytes | None) -> Path:

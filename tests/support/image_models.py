@@ -18,6 +18,7 @@ from fairseq_resid import (
 from fairseq_resid.data.images import image_folder as images
 from fairseq_resid.files import sha256
 from support import training_here
+from support.trainings import weights as weights
 
 SHAPE = (3, 32, 32)
 CLASSES = ["ant", "bee", "cow", "dog"]
@@ -67,7 +68,3 @@ FLAGS = (
 
 def train(recipe: Path, run: Path, *flags: str) -> int:
     return training_here.train(recipe, run, "--arch", "preact_resnet20", *flags)
-
-
-def weights(run: Path) -> dict[str, torch.Tensor]:
-    return dict(torch.load(run / "checkpoint_last.pt", weights_only=False)["model"])

@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 Released = tuple[Path, Callable[..., int]]
 
 
-def content(folder: Path) -> dict[str, str]:
-    """Return the hash of every file in a folder, by relative path."""
-    files = sorted(file for file in folder.rglob("*") if file.is_file())
+def content(folder: Path, without: str = "") -> dict[str, str]:
+    """Return the hash of every file in a folder, except the files with one name, by relative path."""
+    files = sorted(file for file in folder.rglob("*") if file.is_file() and file.name != without)
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 

@@ -1,4 +1,4 @@
-"""Run commands: in this process, in the root folder of the project, or within a number of seconds."""
+"""Run commands: in this process, as processes that must succeed, or within a number of seconds."""
 
 from __future__ import annotations
 
@@ -37,9 +37,11 @@ def resid(folder: Path, *words: object, text: str = "") -> subprocess.CompletedP
     return subprocess.CompletedProcess(argv, code, streams["stdout"].read(), streams["stderr"].read())
 
 
-def shell(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {key: value for key, value in os.environ.items() if key != "LOGLEVEL"} | variables
-    return subprocess.run([str(word) for word in words], cwd=ROOT, env=environment, capture_output=True, text=True)
+def shell(*words: object, cwd: Path) -> str:
+    """Run a command, which must succeed, and return its output."""
+    done = run_within(None, words, cwd=cwd)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def run_within(

@@ -22,14 +22,14 @@ from support.process_groups import start_two
 def _run(words: list[str], output: IO[bytes] | None = None, *_: Any) -> int:
     if output is None:  # PYTHON -m fairseq_resid COMMAND
         return main(words[3:])
-    found = run_fairseq("fairseq-train", words[1:])
+    found = run_fairseq("fairseq-train", [*words[1:], "--num-workers", "0"])
     output.write(found.output.encode())
     return found.code
 
 
 @contextlib.contextmanager
 def commands_here() -> Iterator[None]:
-    """Run fairseq-train and the analysis of a study in this process; no worker processes may be requested."""
+    """Run fairseq-train and the analysis of a study in this process, without worker processes."""
     with pytest.MonkeyPatch.context() as patch:
         for module in (launch, study_work):
             patch.setattr(module, "children", types.SimpleNamespace(**{**vars(children), "run": _run}))

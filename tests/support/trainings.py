@@ -48,6 +48,12 @@ def launch_here(recipe: Path, run: Path) -> str:
     return output.getvalue()
 
 
+def weights(run: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of a run, without the buffers that 0.12.2 stores uninitialised."""
+    found = torch.load(run / "checkpoint_last.pt", weights_only=False)["model"]
+    return {name: value for name, value in found.items() if not name.endswith("_float_tensor")}
+
+
 def assert_same_state(file: Path, other: Path) -> None:
     """Assert that weights and optimizer state are bitwise equal after the same number of updates."""
     first, second = (torch.load(path, weights_only=False) for path in (file, other))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import logging
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ import torch
 
 from support import mirror
 from support.engines import need
+from support.scripts import imported
+from support.shells import shell
 
 pytestmark = pytest.mark.once
 
@@ -19,44 +23,59 @@ ROOT = Path(__file__).resolve().parents[2]
 COMPARED = ["transformer", "post_ln", "rskip_ln-1", "rskip_ln-2", "rskip_ln-3", "sas"]
 
 
-def test_data_prep_benchmark_measures_both_tools(tmp_path: Path) -> None:
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a benchmark in this process and return its output: `benchmark("depth", *flags)`."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # its scripts import each other
+    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)  # they disable fairseq's log
+
+    def run(name: str, *flags: object) -> str:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, flags)])
+        capsys.readouterr()
+        with warnings.catch_warnings():
+            imported(ROOT / "benchmarks" / f"{name}.py").main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_data_prep_benchmark_measures_both_tools(benchmark: Callable[..., str], tmp_path: Path) -> None:
     for side, text in zip(("en", "de"), mirror.sides(mirror.pairs(300, ("en", "de"))), strict=True):
         (tmp_path / f"text.{side}").write_text(text)
     flags = ["--text", tmp_path / "text", "--source", "en", "--target", "de", "--rounds", 1, "--only", "extract"]
-    command = [sys.executable, ROOT / "benchmarks" / "data_prep.py", *flags, "--json", tmp_path / "out.json"]
-    subprocess.run(list(map(str, command)), check=True, capture_output=True)
+    benchmark("data_prep", *flags, "--json", tmp_path / "out.json")
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["pairs"] == 300 and set(found["steps"]) == {"extract: ours", "extract: tar"}
     assert all(row["pairs_per_second"] > 0 for row in found["steps"].values())
 
 
-def test_depth_benchmark_reuses_its_results(tmp_path: Path, corpus: Path) -> None:
+def test_depth_benchmark_reuses_its_results(
+    benchmark: Callable[..., str], tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The benchmark reports whether a structure trains, and a second call repeats no run."""
     flags = [corpus, "--layers", 4, 1, "--updates", 2, "--lr", 1e-3]
     flags += ["--structures", "post_ln", "xskip", "--json", tmp_path / "depth.json"]
-    command = list(map(str, [sys.executable, ROOT / "benchmarks" / "depth.py", *flags]))
-    first, again = (subprocess.run(command, check=True, capture_output=True, text=True).stdout for _ in range(2))
+    first, again = (benchmark("depth", *flags) for _ in range(2))
     rows = json.loads((tmp_path / "depth.json").read_text())["rows"]
     assert first == again and len(first.splitlines()) == 3
     assert [row["structure"] for row in rows] == ["post_ln", "xskip"]
     assert rows[0]["is_finite"] and 2 < rows[0]["valid_nll"] < 12
-    other = subprocess.run([*command, "--updates", "3"], capture_output=True, text=True)
-    assert other.returncode == 2 and "contains results for" in other.stderr
+    with pytest.raises(SystemExit):
+        benchmark("depth", *flags, "--updates", 3)
+    assert "contains results for" in capsys.readouterr().err
 
 
 @need("onnx")
 @need("ctranslate2")
-def test_serving_benchmark_compares_every_engine_with_fairseq(tmp_path: Path) -> None:
+def test_serving_benchmark_compares_every_engine_with_fairseq(benchmark: Callable[..., str], tmp_path: Path) -> None:
     flags = ["--size", "tiny", "--threads", 1, "--batch-sizes", 1, 2, "--sentences", 4, "--length", 5, "--rounds", 1]
-    command = [sys.executable, ROOT / "benchmarks" / "serving.py", *flags, "--json", tmp_path / "out.json"]
-    run = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr[-3000:]
+    output = benchmark("serving", *flags, "--json", tmp_path / "out.json")
     rows = json.loads((tmp_path / "out.json").read_text())["rows"]
     variants = ["fairseq", "ctranslate2", "ctranslate2 int8", "onnx", "onnx int8"]
     assert [row["variant"] for row in rows] == 2 * variants
     assert [row["tokens"] for row in rows] == 5 * [6] + 5 * [24]  # one or four sentences, each with 5 tokens and </s>
     assert all(row["tokens_per_second"]["median"] > 0 and row["memory"] > 1 << 20 for row in rows)
-    assert run.stdout.count("\nonnx int8 ") == 2
+    assert output.count("\nonnx int8 ") == 2
 
 
 # --- residual structures -------------------------------------------------------------------------------------------
@@ -64,7 +83,7 @@ def test_serving_benchmark_compares_every_engine_with_fairseq(tmp_path: Path) ->
 
 @pytest.mark.parametrize("backend", ["eager", "compile"])
 def test_training_and_decoding_benchmarks_compare_every_structure_with_stock(
-    tmp_path: Path, corpus: Path, backend: str
+    benchmark: Callable[..., str], tmp_path: Path, corpus: Path, backend: str
 ) -> None:
     """The compiled models are those of random sentences; the others read a data folder. Only training compiles."""
     shared = ["--size", "tiny", "--max-tokens", 512, "--rounds", 2, "--residual-backend", backend]
@@ -72,10 +91,8 @@ def test_training_and_decoding_benchmarks_compare_every_structure_with_stock(
     found = {}
     programs = {"training": [], **({"decoding": ["--length", 4]} if backend == "eager" else {})}
     for name, flags in programs.items():
-        command = [sys.executable, ROOT / "benchmarks" / f"{name}.py", *shared, *flags]
-        command += ["--json", tmp_path / f"{name}.json", "--plot", tmp_path / f"{name}.png"]
-        run = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr[-3000:]
+        files = ["--json", tmp_path / f"{name}.json", "--plot", tmp_path / f"{name}.png"]
+        benchmark(name, *shared, *flags, *files)
         assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         found[name] = json.loads((tmp_path / f"{name}.json").read_text())
         structures = found[name]["structures"]
@@ -101,10 +118,9 @@ def test_site_benchmark_compares_eager_and_compiled_sites(tmp_path: Path) -> Non
     flags = ["--positions", 64, "--channels", 16, "--rounds", 2, "--device", "cpu", "--json", file]
     command = [sys.executable, ROOT / "benchmarks" / "sites.py", *flags, "--structures"]
     for structure in ("orthogonal", "mhc"):
-        run = subprocess.run([*map(str, command), structure], capture_output=True, text=True)
-        assert run.returncode == 0, run.stderr[-3000:]
+        output = shell(*command, structure, cwd=tmp_path)
     rows = json.loads(file.read_text())
-    assert rows.keys() == {"mhc", "orthogonal"} and all(run.stdout.count(f"\n| `{name}` | ") == 1 for name in rows)
+    assert rows.keys() == {"mhc", "orthogonal"} and all(output.count(f"\n| `{name}` | ") == 1 for name in rows)
     for row in rows.values():
         assert row["speed"]["median"] > 0 and row["first_call_seconds"] > 0 and row["graphs"] >= 1
         assert row["machine"]["torch"] == torch.__version__.split("+")[0] and row["channels"] == 16

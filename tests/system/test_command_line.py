@@ -12,22 +12,16 @@ from typing import Any
 
 import pytest
 import torch
+from fairseq import options as fairseq_options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.models import ARCH_MODEL_REGISTRY
 
 from fairseq_resid import connections
 from support import structures
+from support.models import TASK, sites
+from support.trainings import updates
 
 Command = Callable[..., Any]
-
-
-def option_cases() -> list[Any]:
-    """Return all aliases, settings that together cover every value of every option, and all variants.
-
-    Only the variants are tested with both versions of fairseq.
-    """
-    variants = list(structures.variants().values())
-    cases = [(alias, {}) for name in structures.NAMES for alias in connections.aliases(name)]
-    cases += [(name, options) for name in structures.NAMES for options in structures.option_cases(name)]
-    return [*variants, *(pytest.param(*case, marks=pytest.mark.once) for case in cases if case not in variants)]
 
 
 def flags_of(residual: str, options: dict[str, Any]) -> list[str]:
@@ -35,65 +29,47 @@ def flags_of(residual: str, options: dict[str, Any]) -> list[str]:
     return ["--residual", residual, *itertools.chain(*given)]
 
 
-def last_update(output: str) -> dict[str, float]:
-    """Return the values that a JSON log reports for the last update."""
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{") and '"num_updates"' in line]
-    return {name: float(value) for name, value in lines[-1].items()}
-
-
 def check(train: Command, generate: Command, folder: Path, *flags: object, without: tuple[str, ...] = ()) -> Path:
     """Train for two updates with these flags, decode the validation set and return the checkpoint."""
     done = train(folder, "--max-update", 2, *flags, without=without)
-    assert last_update(done.output)["num_updates"] == 2 and math.isfinite(last_update(done.output)["loss"])
+    last = updates(done.output)[-1]
+    assert last["num_updates"] == "2" and math.isfinite(float(last["loss"]))
     hypotheses = generate(folder / "checkpoint_last.pt", "--gen-subset", "valid", "--max-len-a", 0.4).hypotheses
     assert sorted(hypotheses) == list(range(43))
     assert all(math.isfinite(score) for score, _ in hypotheses.values())
     return folder / "checkpoint_last.pt"
 
 
-@structures.over("residual options", option_cases())
-def test_every_variant_and_option_trains_and_generates(
-    residual: str, options: dict[str, Any], train: Command, generate: Command, tmp_path: Path
-) -> None:
-    file = check(train, generate, tmp_path, *flags_of(residual, options))
+@structures.each
+def test_every_structure_trains_and_generates(name: str, train: Command, generate: Command, tmp_path: Path) -> None:
+    file = check(train, generate, tmp_path, "--residual", name)
     model = torch.load(file, weights_only=False)["cfg"]["model"]
-    assert model.residual == connections.canonical(residual)
-    expected = {key: option.default for key, option in connections.options(residual).items()} | options
+    expected = {key: option.default for key, option in connections.options(name).items()} | {"residual": name}
     assert {key: getattr(model, key) for key in expected} == expected
 
 
-@pytest.mark.parametrize("flags", [[], ["--residual"]], ids=["alone", "with --residual"])
-@pytest.mark.parametrize(
-    ("arch", "residual"), [("transformer_sas_tiny", "sas"), ("transformer_rskip_ln_tiny", "rskip_ln")]
-)
-def test_families_train_and_generate(
-    arch: str, residual: str, flags: list[str], train: Command, generate: Command, tmp_path: Path
-) -> None:
-    """A --residual flag that repeats the architecture's own structure is not a conflict."""
-    file = check(train, generate, tmp_path, "--arch", arch, *([*flags, residual] if flags else []))
-    assert torch.load(file, weights_only=False)["cfg"]["model"].residual == residual
+@pytest.mark.once
+@structures.each
+def test_every_option_reaches_the_sites_and_the_config(name: str) -> None:
+    """The settings cover every value of every option. Generation builds the model from the config of a checkpoint."""
+    for options in [*structures.option_cases(name), *structures.spec(name).variants.values()]:
+        parser = fairseq_options.get_training_parser()
+        line = ["data", "--task", "translation", "--arch", "transformer_resid_tiny", *flags_of(name, options)]
+        cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, line)).model
+        model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(cfg, TASK)
+        expected = {key: option.default for key, option in connections.options(name).items()} | options
+        assert {key: getattr(model.cfg, key) for key in expected} == expected
+        assert all(site.described == {"residual": name, **expected} for site in sites(model).values())
 
 
 # --- mistakes -------------------------------------------------------------------------------------------------------
 
-SAS, RSKIP = ["--arch", "transformer_sas_tiny"], ["--arch", "transformer_rskip_ln_tiny"]
+SAS = ["--arch", "transformer_sas_tiny"]
 MISTAKES: list[tuple[list[str], list[str]]] = [
-    # not an option of the variant
-    (["--residual", "sas", "--skip-lambda", "3"], ["--skip-lambda", "sas", "--sas-gate"]),
-    (["--residual", "post_ln", "--residual-norm", "none"], ["--residual-norm", "post_ln"]),
     ([*SAS, "--skip-lambda", "2"], ["--skip-lambda", "sas"]),
-    # values
     (["--residual", "rskip_ln", "--skip-lambda", "1.5"], ["--skip-lambda", "1.5", "integer"]),
-    (["--residual", "xskip_ln", "--skip-lambda", "-2"], ["--skip-lambda", "-2"]),
-    (["--residual", "highway", "--residual-norm", "batch"], ["--residual-norm", "batch", "layer"]),
-    (["--residual", "sas", "--sas-gate", "double"], ["--sas-gate", "double", "single"]),
-    # --residual
-    (["--residual", "sus"], ["--residual", "sus", "sas"]),
     ([*SAS, "--residual", "post_ln"], ["--residual post_ln", "transformer_sas_tiny", "transformer_resid"]),
-    # norms
     (["--encoder-normalize-before"], ["--encoder-normalize-before", "pre_ln"]),
-    (["--residual", "pre_ln", "--decoder-normalize-before"], ["--decoder-normalize-before", "pre_ln"]),
-    (["--residual", "sas", "--encoder-normalize-before", "--decoder-normalize-before"], ["normalize-before", "sas"]),
     (["--residual", "post_ln", "--no-decoder-final-norm"], ["--no-decoder-final-norm", "post_ln", "pre_ln"]),
 ]
 
@@ -178,27 +154,18 @@ def test_ensembles_mix_our_models_with_stock_models(
     assert sorted(mixed) == sorted(alone) and mixed != alone
 
 
-def test_print_alignment_covers_every_target_token(sas_checkpoint: Path, generate: Command) -> None:
-    done = generate(sas_checkpoint, "--gen-subset", "valid", "--print-alignment")
-    sources, hypotheses, alignments = done.lines("S"), done.hypotheses, done.lines("A")
-    assert sorted(alignments) == list(range(43))
-    for number, line in alignments.items():
-        pairs = [tuple(map(int, pair.split("-"))) for pair in line.split()]
-        assert [target for _, target in pairs] == list(range(len(hypotheses[number][1].split()) + 1))[: len(pairs)]
-        assert all(0 <= source <= len(sources[number].split()) for source, _ in pairs)
-
-
-UNSHARED = ("--share-all-embeddings",)
+# Flags, and the default flags that they replace. The tests in models/ cover each of these settings by itself.
 FEATURES: dict[str, tuple[str, tuple[str, ...]]] = {
-    "activation checkpointing": ("--checkpoint-activations", ()),
-    "quant-noise": ("--quant-noise-pq 0.1 --quant-noise-pq-block-size 8", ()),
-    "unshared": ("", UNSHARED),
-    "shared in the decoder": ("--share-decoder-input-output-embed", UNSHARED),
-    "cross-self-attention": ("--no-cross-attention --cross-self-attention", ()),
-    "learned positions": ("--encoder-learned-pos --decoder-learned-pos", ()),
-    "no positions": ("--no-token-positional-embeddings", ()),
-    "layernorm of embeddings": ("--layernorm-embedding --no-scale-embedding", ()),
-    "gelu": ("--activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1", ()),
+    "embeddings and activations": (
+        "--share-decoder-input-output-embed --encoder-learned-pos --decoder-learned-pos --layernorm-embedding "
+        "--no-scale-embedding --activation-fn gelu --activation-dropout 0.1 --attention-dropout 0.1",
+        ("--share-all-embeddings",),
+    ),
+    "quant-noise and cross-self-attention": (
+        "--checkpoint-activations --quant-noise-pq 0.1 --quant-noise-pq-block-size 8 --no-cross-attention "
+        "--cross-self-attention --no-token-positional-embeddings",
+        (),
+    ),
     "adaptive softmax": (
         "--criterion adaptive_loss --adaptive-softmax-cutoff 40,60 --ddp-backend legacy_ddp",
         ("--share-all-embeddings", "--label-smoothing", "0.1"),
@@ -206,9 +173,10 @@ FEATURES: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
-@pytest.mark.parametrize("feature", FEATURES)
-def test_features_of_stock_transformer_work(feature: str, train: Command, generate: Command, tmp_path: Path) -> None:
-    flags, without = FEATURES[feature]
+@pytest.mark.parametrize(("flags", "without"), FEATURES.values(), ids=FEATURES)
+def test_features_of_stock_transformer_work(
+    flags: str, without: tuple[str, ...], train: Command, generate: Command, tmp_path: Path
+) -> None:
     check(train, generate, tmp_path, "--arch", "transformer_sas_tiny", *flags.split(), without=without)
 
 
@@ -225,15 +193,6 @@ def test_activation_checkpointing_draws_the_same_dropout(train: Command, tmp_pat
             torch.testing.assert_close(weights[1][name], tensor, rtol=0, atol=3e-4)
 
 
-def test_pre_ln_works_without_the_final_decoder_norm(train: Command, generate: Command, tmp_path: Path) -> None:
-    both = ["--encoder-normalize-before", "--decoder-normalize-before"]
-    for flags, norms in ((["--residual", "pre_ln"], 2), ([*both, "--no-decoder-final-norm"], 1)):
-        folder = tmp_path / str(norms)
-        file = check(train, generate, folder, *flags)
-        names = torch.load(file, weights_only=False)["model"]
-        assert sum(name in names for name in ("encoder.layer_norm.weight", "decoder.layer_norm.weight")) == norms
-
-
 def test_model_trained_with_layerdrop_can_be_pruned_for_decoding(
     train: Command, generate: Command, tmp_path: Path
 ) -> None:
@@ -242,6 +201,10 @@ def test_model_trained_with_layerdrop_can_be_pruned_for_decoding(
     overrides = "{'encoder_layers_to_keep': '0', 'decoder_layers_to_keep': '1'}"
     pruned = generate(file, "--gen-subset", "valid", "--model-overrides", overrides).hypotheses
     assert sorted(pruned) == sorted(whole) and pruned != whole
+    # fairseq would drop every layer of the other stack.
+    refused = generate(file, "--model-overrides", "{'encoder_layers_to_keep': '0'}", check=False)
+    cause = "encoder_layers_to_keep 0: fairseq would drop all decoder layers; give decoder_layers_to_keep too"
+    assert refused.code == 1 and cause in refused.error
 
 
 # --- stock checkpoints ----------------------------------------------------------------------------------------------
@@ -271,28 +234,20 @@ def test_override_takes_effect(stock_checkpoint: Path, generate: Command) -> Non
 
 
 def test_training_starts_from_a_stock_checkpoint(stock_checkpoint: Path, train: Command, tmp_path: Path) -> None:
-    start = last_update(train(tmp_path / "scratch", "--max-update", 1).output)["loss"]
-    done = train(tmp_path / "tuned", "--finetune-from-model", stock_checkpoint, "--max-update", 1)
-    assert last_update(done.output)["loss"] < start - 1
+    losses = []
+    for number, flags in enumerate(([], ["--finetune-from-model", stock_checkpoint])):
+        done = train(tmp_path / str(number), "--max-update", 1, *flags)
+        losses.append(float(updates(done.output)[-1]["loss"]))
+    assert losses[1] < losses[0] - 1
 
 
-@pytest.mark.parametrize(
-    ("flags", "missing"),
-    [
-        (["--arch", "transformer_sas_tiny"], "gate.hidden_weight (40 such tensors)"),
-        (["--residual", "rskip_ln", "--skip-lambda", "2"], "recursive_norms.0.weight (20 such tensors)"),
-    ],
-    ids=["sas", "rskip_ln"],
-)
 def test_parameters_missing_in_a_stock_checkpoint_are_reported(
-    flags: list[str], missing: str, stock_checkpoint: Path, train: Command, tmp_path: Path
+    stock_checkpoint: Path, train: Command, tmp_path: Path
 ) -> None:
-    save = tmp_path / "run"
-    done = train(save, *flags, "--finetune-from-model", stock_checkpoint, check=False)
-    assert done.code == 1
-    error = done.output[done.output.index("fairseq_resid: error:") :]
-    assert f": the checkpoint lacks encoder.layers.0.self_attn_residual.{missing}" in error
-    assert "Traceback" not in done.output and list(save.iterdir()) == []
+    done = train(tmp_path / "run", *SAS, "--finetune-from-model", stock_checkpoint, check=False)
+    missing = "the checkpoint lacks encoder.layers.0.self_attn_residual.gate.hidden_weight (40 such tensors)"
+    assert done.code == 1 and f": {missing}" in done.output[done.output.index("fairseq_resid: error:") :]
+    assert "Traceback" not in done.output and list((tmp_path / "run").iterdir()) == []
 
 
 @pytest.mark.parametrize("more", [[], ["--update-freq", 2], ["--checkpoint-activations"]], ids=str)
@@ -300,10 +255,7 @@ def test_coefficients_are_logged_without_changing_training(more: list[Any], trai
     """The coefficients of every site are logged at every log interval, and training does not change."""
     flags = ["--arch", "transformer_sas_tiny", "--max-update", 5, "--log-interval", 2, *more]
     outputs = [train(tmp_path / name, *flags, *own).output for name, own in (("a", ["--log-coefficients"]), ("b", []))]
-    logged, plain = (
-        [json.loads(line) for line in output.splitlines() if line.startswith("{") and '"num_updates"' in line]
-        for output in outputs
-    )
+    logged, plain = map(updates, outputs)
     assert (
         [row["num_updates"] for row in logged] == [row["num_updates"] for row in plain] == ["2", "4", "5"][: len(plain)]
     )

@@ -1,6 +1,6 @@
 """Pins, hashes and the version agree with each other and with the installed packages."""
 
-import importlib.util
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from packaging.markers import Marker
 from packaging.requirements import Requirement
+
+from support.scripts import imported
+from support.shells import shell
 
 pytestmark = pytest.mark.once
 
@@ -82,20 +85,17 @@ def test_pins_satisfy_stock_fairseq():
     assert numbers(pinned["numpy"]) < (2,), "fairseq's binary does not load with numpy 2"
 
 
-@pytest.mark.parametrize("name", ["torch", "numpy", "pytest", "mypy", "hydra-core", "omegaconf", "sacrebleu"])
-def test_this_environment_has_the_pinned_versions(name):
-    metadata = pytest.importorskip("importlib.metadata")
+def test_this_environment_has_the_pinned_versions():
     if os.environ.get("FAIRSEQ_RESID_TORCH") or not (Path(sys.prefix) / ".setup-stamp").is_file():
         pytest.skip("not an environment that scripts/setup.sh made with its pins")
     pinned = pins(CONSTRAINTS["fairseq" if sys.version_info < (3, 11) else "fairseq-fixed"])
-    assert metadata.version(name).split("+")[0] == pinned[name]
+    for name in ("torch", "numpy", "pytest", "mypy", "hydra-core", "omegaconf", "sacrebleu"):
+        assert importlib.metadata.version(name).split("+")[0] == pinned[name]
 
 
 def test_version_is_written_once():
     written = re.search(r'__version__ = "(.+)"', (ROOT / "fairseq_resid/version.py").read_text(encoding="utf-8"))[1]
-    command = [sys.executable, "setup.py", "--version"]
-    asked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert asked.stdout.split()[-1] == written
+    assert shell(sys.executable, "setup.py", "--version", cwd=ROOT).split()[-1] == written
     assert f'"{written}"' not in (ROOT / "setup.py").read_text(encoding="utf-8")
     assert not re.search(r"^version\s*=", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
     again = [
@@ -106,9 +106,7 @@ def test_version_is_written_once():
     assert again == []
 
 
-hash_writer = importlib.util.spec_from_file_location("write_hashes", ROOT / "constraints" / "write_hashes.py")
-write_hashes = importlib.util.module_from_spec(hash_writer)
-hash_writer.loader.exec_module(write_hashes)
+write_hashes = imported(ROOT / "constraints" / "write_hashes.py")
 HASHES = sorted((ROOT / "constraints" / "hashes").glob("*.txt"))
 
 
@@ -146,5 +144,4 @@ def test_index_serves_the_hashed_packages(tmp_path):
 
 @pytest.mark.both
 def test_installed_packages_are_compatible():
-    done = subprocess.run([sys.executable, "-m", "pip", "check"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout
+    shell(sys.executable, "-m", "pip", "check", cwd=ROOT)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import subprocess
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,6 +17,7 @@ import formulas
 import gallery
 from fairseq_resid import connections
 from support import structures
+from support.shells import shell
 from support.structures import each
 
 pytestmark = pytest.mark.once
@@ -30,9 +30,7 @@ HAS_SPHINX = all(importlib.util.find_spec(name) for name in ("sphinx", "furo", "
 def test_site_builds_without_warnings(tmp_path: Path) -> None:
     """Sphinx warns about broken links and about pages that are in no table of contents."""
     sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "--fail-on-warning", "--keep-going", "--quiet"]
-    command = [*sphinx, "-d", tmp_path / "doctrees", ROOT / "docs", tmp_path / "html"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    shell(*sphinx, "-d", tmp_path / "doctrees", ROOT / "docs", tmp_path / "html", cwd=ROOT)
     assert not [page for page in (tmp_path / "html").rglob("*.html") if "<merror" in page.read_text(encoding="utf-8")]
 
 

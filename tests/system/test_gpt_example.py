@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from support.scripts import imported
+from support.shells import shell
 from support.stacks import move
 from support.structures import each
 
@@ -26,10 +26,7 @@ VOCABULARY = 16
 @pytest.fixture
 def gpt() -> ModuleType:
     """Import the example, and make its model small."""
-    spec = importlib.util.spec_from_file_location("gpt", FILE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = imported(FILE)
     assert vars(module).keys() > SIZES.keys()
     vars(module).update(SIZES)
     return module
@@ -82,9 +79,7 @@ def test_structures_set_initial_values_outside_their_sites(gpt: ModuleType) -> N
 def test_command_prints_a_row_for_each_structure(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("0123456789" * 200)
-    command = [sys.executable, FILE, "--text", text, "--updates", "2", "--residual", "post_ln", "mhc"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    header, *rows = done.stdout.splitlines()
+    flags = ["--text", text, "--updates", 2, "--residual", "post_ln", "mhc"]
+    header, *rows = shell(sys.executable, FILE, *flags, cwd=tmp_path).splitlines()
     assert header.split() == ["structure", "parameters", "nats", "per", "character", "seconds"]
     assert [row.split()[0] for row in rows if row] == ["post_ln", "mhc"]

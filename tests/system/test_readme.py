@@ -20,6 +20,7 @@ from fairseq_resid import connections
 from fairseq_resid.study import archive
 from support import captions, mirror, shells
 from support.preparing import build
+from support.training_here import commands_here
 
 pytestmark = pytest.mark.once
 
@@ -193,7 +194,8 @@ def run_here(command: str, folder: Path) -> None:
     expanded = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True)
     program, *words = expanded.stdout.splitlines()
     script = [Path(program).stem] if program.endswith(".sh") else []
-    done = shells.resid(folder, *script, *words)
+    with commands_here():
+        done = shells.resid(folder, *script, *words)
     assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
 
 
@@ -202,7 +204,6 @@ def group(command: str) -> str:
     return next((name for name, pattern in GROUPS.items() if re.search(pattern, command)), "none")
 
 
-@pytest.mark.usefixtures("training_in_this_process")
 @pytest.mark.parametrize("name", GROUPS)
 def test_commands_on_the_pages_run(name: str, tree: Path) -> None:
     """The commands run in order, because each command uses the output of earlier commands.

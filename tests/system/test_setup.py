@@ -102,15 +102,6 @@ def bare_path(folder):
 # ----------------------------------------------------------------------------------------- which Python
 
 
-def test_setup_without_usable_python_lists_reasons(tree, tmp_path):
-    path = bare_path(tmp_path / "bin")
-    shim = program(path / "python3.11", 'echo "pyenv: python3.11: command not found" >&2; exit 127')
-    bare = program(tmp_path / ".pyenv/versions/3.12.1/bin/python3.12", 'echo "no Python.h" >&2; exit 1')
-    output, _ = tree.setup(code=3, PATH=str(path))
-    assert f"{shim}: pyenv: python3.11: command not found" in output and f"{bare}: no Python.h" in output
-    assert "python3.13-venv" in output and "--python PATH" in output and not tree.venv.exists()
-
-
 def test_pyenv_python_is_found_despite_a_dead_shim(tree, tmp_path):
     path = bare_path(tmp_path / "bin")
     program(path / "python3.11", "exit 127")
@@ -194,12 +185,12 @@ def test_later_plain_run_keeps_the_test_tools(made):
     assert len(calls) == 3 and "[fairseq,test]" in calls[-1], "pip updates the environment in place"
 
 
-@pytest.mark.parametrize("file", ["setup.py", "constraints/fairseq-fixed.txt", "fairseq_resid/version.py"])
-def test_changed_input_updates_the_environment(made, file):
-    with open(made.root / file, "a") as text:
-        text.write("# changed\n")
-    assert [call.split()[0] for call in made.setup()[1]] == ["pip"] * 3
-    assert "nothing to do" in made.setup()[0]
+def test_changed_input_updates_the_environment(made):
+    for file in ("setup.py", "constraints/fairseq-fixed.txt", "fairseq_resid/version.py"):
+        with open(made.root / file, "a") as text:
+            text.write("# changed\n")
+        assert [call.split()[0] for call in made.setup()[1]] == ["pip"] * 3, file
+        assert "nothing to do" in made.setup()[0]
 
 
 def test_link_that_pip_replaced_by_a_copy_is_mended_in_place(made):
@@ -241,7 +232,6 @@ def test_broken_environment_is_rebuilt(made, tmp_path):
 def test_full_disk_is_refused_before_anything_is_written(tree):
     output, calls = tree.make(code=3, FAIRSEQ_RESID_NEED_MB="999999999")
     assert "MB of free disk space; 999999999 MB are needed" in output and not calls and not tree.venv.exists()
-    assert "FAIRSEQ_RESID_NEED_MB=5 GB: not a whole number" in tree.make(code=2, FAIRSEQ_RESID_NEED_MB="5 GB")[0]
 
 
 def test_unrelated_folder_is_left_alone(tree):
@@ -251,19 +241,10 @@ def test_unrelated_folder_is_left_alone(tree):
     assert [path.name for path in tree.venv.iterdir()] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize(
-    ("line", "reason"),
-    [
-        ("OSError: [Errno 28] No space left on device", "The disk is full"),
-        ("NewConnectionError: Temporary failure in name resolution", "The package index cannot be reached"),
-        ("ssl.SSLError: CERTIFICATE_VERIFY_FAILED", "The package index cannot be reached"),
-        ("ERROR: Could not find a version (from versions: none)", "The package index cannot be reached"),
-        ("error: command '/usr/bin/g++' failed", "The full output is in "),
-    ],
-)
-def test_pip_failure_is_explained_and_next_run_rebuilds(tree, line, reason):
+def test_pip_failure_is_explained_and_next_run_rebuilds(tree):
+    line = "OSError: [Errno 28] No space left on device"
     output, calls = tree.make(code=1, PIP_PRINTS=line)
-    assert line in output and reason in output and "failed: [2/4] torch" in output and len(calls) == 2
+    assert line in output and "The disk is full" in output and "failed: [2/4] torch" in output and len(calls) == 2
     assert line in (tree.venv / "setup.log").read_text()
     assert tree.make()[1][0].startswith("venv")
 
@@ -282,12 +263,9 @@ def test_second_setup_waits_for_the_first(made):
     ("words", "expected"),
     [
         ("", "--core"),
-        ("--all", ""),
         ("--all --references", ""),
         ("-k gate", "-k gate"),
-        ("-- tests/runs/test_plan.py", "tests/runs/test_plan.py"),
-        ("-- -m long", "-m long"),
-        ("--all -- -x", "-x"),
+        ("--all -- -m long", "-m long"),
     ],
 )
 def test_test_script_runs_core_tests_unless_it_gets_arguments(tmp_path, words, expected):

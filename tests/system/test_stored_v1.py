@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import shutil
 import sys
 import tarfile
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +15,14 @@ import pytest
 
 from fairseq_resid.__main__ import main
 from support import stored_v1
+from support.engines import need
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPECTED = stored_v1.expected()
 RUNS, EXPORTS, IMAGES = EXPECTED["runs"], EXPECTED["exports"], EXPECTED["images"]
 YAML = json.loads((stored_v1.FOLDER / "yaml.json").read_text(encoding="utf-8"))
-PACKAGES = {"ctranslate2": "ctranslate2", "onnx": "onnxruntime", "huggingface": "transformers"}
 NUMBER = re.compile(r"\d+\.\d+")
 Capture = pytest.CaptureFixture[str]
-
-
-def need(engine: str) -> pytest.MarkDecorator:
-    """Return a mark that skips tests without the engine. If the variable CI is set, they fail instead."""
-    is_missing = sys.version_info < (3, 11) or (find_spec(PACKAGES[engine]) is None and not os.environ.get("CI"))
-    return pytest.mark.skipif(is_missing, reason=f"{engine} is not installed")
 
 
 @pytest.fixture
