@@ -16,8 +16,8 @@ from fairseq_resid.data.captions import caption_folder as folder
 from fairseq_resid.evaluation import averaging
 from fairseq_resid.runs.run import Run
 from fairseq_resid.tasks.captions import ImageCaptioningTask
-from support.captions import train, weights
-from support.trainings import reopen
+from support.captions import train
+from support.trainings import reopen, weights
 
 pytestmark = pytest.mark.once
 

@@ -10,8 +10,9 @@ import torch
 
 from fairseq_resid.data.captions import caption_folder as folder
 from fairseq_resid.data.images import image_folder
-from support.image_models import FLAGS, build, train, weights, write_data
+from support.image_models import FLAGS, build, train, write_data
 from support.scripts import imported
+from support.trainings import weights
 
 pytestmark = pytest.mark.once
 

@@ -16,9 +16,9 @@ from fairseq_resid.tasks.captions import SELF_CRITICAL, ImageCaptioningTask
 from fairseq_resid.tasks.cider import Cider
 from fairseq_resid.tasks.self_critical_criterion import SelfCriticalCriterion, write_captions
 from support import models
-from support.captions import FLAGS, train, weights
+from support.captions import FLAGS, train
 from support.training_here import train_in_two_processes
-from support.trainings import reopen
+from support.trainings import reopen, weights
 
 pytestmark = pytest.mark.once
 

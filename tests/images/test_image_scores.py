@@ -15,7 +15,8 @@ from fairseq_resid.__main__ import main
 from fairseq_resid.data.images.image_folder import ImageRecord
 from fairseq_resid.runs.run import Run
 from fairseq_resid.tasks.images import ImageDataset
-from support.image_models import build, count, weights
+from support.image_models import build, count
+from support.trainings import weights
 
 pytestmark = pytest.mark.once
 

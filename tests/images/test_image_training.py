@@ -17,8 +17,8 @@ import fairseq_resid.models  # noqa: F401  (patches fairseq)
 from fairseq_resid.__main__ import main
 from fairseq_resid.runs.run import Run
 from support import training_here
-from support.image_models import FLAGS, train, weights
-from support.trainings import reopen
+from support.image_models import FLAGS, train
+from support.trainings import reopen, weights
 
 pytestmark = pytest.mark.once
 

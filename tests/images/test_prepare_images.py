@@ -14,7 +14,8 @@ from PIL import Image
 from fairseq_resid.data.images import by_class, manifest
 from fairseq_resid.data.images import prepare_images as prepare
 from support import mirror
-from support.image_folders import CIFAR10, RELEASES, content, error_of, main, record_of, release, stored
+from support.image_folders import CIFAR10, RELEASES, error_of, main, record_of, release, stored
+from support.preparing import content
 
 pytestmark = pytest.mark.once
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from fairseq_resid.data.images import by_class
-from support.image_folders import content, error_of, main
+from support.image_folders import error_of, main
+from support.preparing import content
 
 pytestmark = pytest.mark.once
 

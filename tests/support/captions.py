@@ -12,7 +12,6 @@ import pytest
 
 from fairseq_resid.data.captions import prepare_captions
 from support import errors
-from support.trainings import weights as weights
 
 Capture = pytest.CaptureFixture[str]
 NOUNS = ("cat", "dog", "ship", "frog")

@@ -9,7 +9,6 @@ import pytest
 
 from fairseq_resid.evaluation.evaluate import main
 from fairseq_resid.runs.run import Run
-from support.shells import shell as shell
 
 BIN = Path(sys.executable).parent
 SIGNATURE = "nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:"

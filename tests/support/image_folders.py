@@ -11,7 +11,6 @@ import pytest
 
 from fairseq_resid.data.images import image_folder, manifest, prepare_images
 from support import errors, mirror
-from support.preparing import content as content
 
 Capture = pytest.CaptureFixture[str]
 CIFAR10, CIFAR100 = manifest.read("cifar10"), manifest.read("cifar100")

@@ -18,7 +18,6 @@ from fairseq_resid import (
 from fairseq_resid.data.images import image_folder as images
 from fairseq_resid.files import sha256
 from support import training_here
-from support.trainings import weights as weights
 
 SHAPE = (3, 32, 32)
 CLASSES = ["ant", "bee", "cow", "dog"]
