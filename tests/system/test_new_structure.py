@@ -26,7 +26,7 @@ MATRIX = """
     test_site_equals_its_formula test_site_passes_gradcheck test_output_dtype_equals_input_dtype
     test_any_leading_shape_is_accepted test_whole_stack_equals_its_formula
     test_stack_works_under_autocast test_final_norm_follows_flag_or_source
-    test_every_variant_and_option_trains_and_generates
+    test_every_structure_trains_and_generates
     test_deep_model_starts_with_finite_values test_lopsided_model_starts_with_finite_values_and_reloads
     test_numbers_up_to_the_limit_stay_finite test_random_cases_equal_fp64_formula
     test_incremental_decoding_equals_the_full_forward test_padding_and_batch_order_change_nothing
