@@ -1,4 +1,4 @@
-"""Train with `fairseq-resid train` and `study`: in this process, because a new one takes seconds, or in two."""
+"""Run `train` and `study` with fairseq-train in this process, because a new one takes seconds, or in two processes."""
 
 from __future__ import annotations
 
