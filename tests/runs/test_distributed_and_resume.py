@@ -244,7 +244,7 @@ def test_run_resumes_on_different_number_of_processes(recipe: Path, alone: tuple
     cut_back(run, 4)
     output = launch_here(recipe, run)
     assert "resuming with processes × batch-size × update-freq = 1 × 14 × 2 = 28 examples instead of " in output
-    assert "2 × 14 × 1 = 28 examples: the same batches in the same order; run.json keeps both" in output
+    assert "2 × 14 × 1 = 28 examples: the same batches in the same order; run.json records both" in output
     cut_back(run, 8)
     wait(by_hand(launched(recipe, run), free_port()), os.environ["PATH"])
     assert exact_losses(run) == pytest.approx(exact_losses(alone[0]), rel=1e-5)
