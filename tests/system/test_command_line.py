@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from fairseq import options as fairseq_options
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_MODEL_REGISTRY
 
 from fairseq_resid import connections
@@ -51,12 +50,12 @@ def test_every_structure_trains_and_generates(name: str, train: Command, generat
 @pytest.mark.once
 @structures.each
 def test_every_option_reaches_the_sites_and_the_config(name: str) -> None:
-    """The settings cover every value of every option. Generation builds the model from the config of a checkpoint."""
+    """The settings cover every value of every option. A checkpoint contains the config, from which models are built."""
     for options in [*structures.option_cases(name), *structures.spec(name).variants.values()]:
         parser = fairseq_options.get_training_parser()
         line = ["data", "--task", "translation", "--arch", "transformer_resid_tiny", *flags_of(name, options)]
-        cfg = convert_namespace_to_omegaconf(fairseq_options.parse_args_and_arch(parser, line)).model
-        model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(cfg, TASK)
+        args = fairseq_options.parse_args_and_arch(parser, line)
+        model = ARCH_MODEL_REGISTRY["transformer_resid_tiny"].build_model(args, TASK)
         expected = {key: option.default for key, option in connections.options(name).items()} | options
         assert {key: getattr(model.cfg, key) for key in expected} == expected
         assert all(site.described == {"residual": name, **expected} for site in sites(model).values())
