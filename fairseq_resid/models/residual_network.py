@@ -37,8 +37,7 @@ from .two_streams import TwoStreamConv2d
 ORDERS = ("full_preact", "relu_preact", "original", "bn_after_add", "relu_before_add")
 EXPANSION = 4  # factor by which a bottleneck's last convolution increases the number of channels
 # In the backward pass of a strided 1x1 convolution with 2 to 6 input channels in channels-last memory, the AVX2 kernels
-# of oneDNN 3.12 (in torch 2.13) write past their buffers. A test in tests/images/test_image_models.py will fail
-# once a newer oneDNN has fixed this.
+# of oneDNN 3.12 (in torch 2.13) write past their buffers.
 SAFE_CHANNELS = 8
 
 
