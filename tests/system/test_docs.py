@@ -1,11 +1,9 @@
-"""The documentation builds without warnings, its links lead somewhere, and its generated parts are up to date."""
+"""The links of the documentation lead somewhere, and its generated parts are up to date."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
-import sys
 from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,21 +15,11 @@ import formulas
 import gallery
 from fairseq_resid import connections
 from support import structures
-from support.shells import shell
 from support.structures import each
 
 pytestmark = pytest.mark.once
 
 ROOT = Path(__file__).resolve().parents[2]
-HAS_SPHINX = all(importlib.util.find_spec(name) for name in ("sphinx", "furo", "myst_parser", "latex2mathml"))
-
-
-@pytest.mark.skipif(not HAS_SPHINX, reason="no Sphinx: it is installed on Python 3.11 and later")
-def test_site_builds_without_warnings(tmp_path: Path) -> None:
-    """Sphinx warns about broken links and about pages that are in no table of contents."""
-    sphinx = [sys.executable, "-m", "sphinx", "-b", "html", "--fail-on-warning", "--keep-going", "--quiet"]
-    shell(*sphinx, "-d", tmp_path / "doctrees", ROOT / "docs", tmp_path / "html", cwd=ROOT)
-    assert not [page for page in (tmp_path / "html").rglob("*.html") if "<merror" in page.read_text(encoding="utf-8")]
 
 
 @cache
