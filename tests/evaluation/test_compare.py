@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from fairseq_resid import fairseq_patches
 from fairseq_resid.evaluation import compare
+from fairseq_resid.fairseq_patches import loading
 from fairseq_resid.scoring import generated, translation_scores
 from support.scored_runs import REFERENCES, data_folder, evaluated, sentences, translate, write
 
@@ -90,7 +90,7 @@ def test_data_is_found_from_another_folder(data: Path, capsys: Capture, monkeypa
     for run in runs:
         results = json.loads((run / "results.json").read_text())
         (run / "results.json").write_text(json.dumps({**results, "data": "data-bin/tiny"}))
-    monkeypatch.setattr(fairseq_patches, "load_checkpoint", lambda path: path)
+    monkeypatch.setattr(loading, "load_checkpoint", lambda path: path)
     monkeypatch.setattr(generated, "find_data", lambda run, state: data)
     assert compare.main(list(map(str, runs))) == 2
     assert "data-bin/tiny: no such data folder" in capsys.readouterr().err

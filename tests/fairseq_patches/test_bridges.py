@@ -39,14 +39,14 @@ def test_bf16_trains_on_a_cpu(train: Command, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("variable", "level"), [(None, "INFO"), ("ERROR", "ERROR"), ("debug", "DEBUG")])
 def test_loglevel_is_respected(variable: str | None, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fairseq_resid import fairseq_patches as compat
+    from fairseq_resid.fairseq_patches import command_line
 
     monkeypatch.delenv("LOGLEVEL", raising=False)
     if variable:
         monkeypatch.setenv("LOGLEVEL", variable)
     root = logging.getLogger()
     monkeypatch.setattr(root, "level", logging.DEBUG)
-    compat.quiet_root_logger()
+    command_line.quiet_root_logger()
     assert logging.getLevelName(root.level) == level
 
 

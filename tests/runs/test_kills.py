@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import fairseq_resid.models  # noqa: F401  (applies the patches)
-from fairseq_resid import fairseq_patches as compat
+from fairseq_resid.fairseq_patches import UserError, loading
 from support import studies
 from support.process_groups import all_are_whole, begin, finish, logged, wait_for
 from support.trainings import assert_same_state, launched
@@ -39,12 +39,12 @@ def test_failed_write_leaves_no_half_written_checkpoint(tmp_path: Path, monkeypa
     monkeypatch.setattr(time, "sleep", lambda _: None)  # fairseq-fixed waits before it tries again; 0.12.2 does not
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", full)
-        with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: No space .* MB free"):
+        with pytest.raises(UserError, match=r"checkpoint_last.pt: cannot be written: No space .* MB free"):
             PathManager.copy(str(new), str(old), overwrite=True)
     assert torch.load(old, weights_only=True) == {"old": 1}
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", lambda _, file: full("", file.name))
-        with pytest.raises(compat.UserError, match=r"checkpoint_last.pt: cannot be written: .* MB free"):
+        with pytest.raises(UserError, match=r"checkpoint_last.pt: cannot be written: .* MB free"):
             checkpoint_utils.torch_persistent_save({"model": {"w": torch.zeros(10**6)}}, str(old))
     assert torch.load(old, weights_only=True) == {"old": 1}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["checkpoint1.pt", "checkpoint_last.pt"]
@@ -127,7 +127,7 @@ def test_command_killed_at_random_moments_can_be_repeated(
         wait = choose.uniform(part / 5, (part + 1) / 5) * seconds
         kills += kill_at(command(folder), lambda _, wait=wait: time.sleep(wait))  # type: ignore[misc]
         if what == "average" and (out := folder / "run" / "out.pt").exists():
-            assert compat.load_checkpoint(out)["model"]
+            assert loading.load_checkpoint(out)["model"]
     finish(command(folder))
     calm, killed = (tree(at) for at in (tmp_path / "calm", folder))
     assert sorted(calm) == sorted(killed) and kills >= 3

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 import fairseq_resid.models  # noqa: F401  (applies the patches)
-from fairseq_resid import fairseq_patches as compat
-from fairseq_resid.fairseq_patches import stopping
+from fairseq_resid.fairseq_patches import loading, stopping
 from support.process_groups import UPDATES, begin, logged, processes_of, start_two, trainer_of, wait_for
 from support.trainings import SETTINGS, assert_same_state, launch_here, launched, updates
 
@@ -48,7 +47,7 @@ def test_signal_saves_checkpoint_and_stops(
     code, output = stop(recipe, run, number, whom, 17)
     assert code == 128 + number, output[-3000:]
     assert "Press Ctrl-C again to stop now" in output and "interrupted; the same command resumes" in output
-    stopped = compat.load_checkpoint(run / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
+    stopped = loading.load_checkpoint(run / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
     assert f"stopped by {number.name} after update {stopped}" in (run / "train.log").read_text()
     assert 17 <= stopped < UPDATES and not list(run.glob("*.tmp"))
     launch_here(recipe, run)
@@ -59,7 +58,7 @@ def test_finished_training_makes_no_additional_update(train: Callable[..., Any],
     """A run that ended in mid-epoch is started again, as if it had been killed right after its last checkpoint."""
     for _ in range(2):
         done = train(tmp_path, "--max-update", 3)
-        state = compat.load_checkpoint(tmp_path / "checkpoint_last.pt")
+        state = loading.load_checkpoint(tmp_path / "checkpoint_last.pt")
         assert state["optimizer_history"][-1]["num_updates"] == 3 and "done training" in done.output
 
 
@@ -134,7 +133,7 @@ def test_signal_to_one_process_stops_both(recipe: Path, tmp_path: Path) -> None:
     outputs = [process.communicate(timeout=120)[0] for process in both]
     assert [process.returncode for process in both] == [143, 143], "".join(outputs)[-3000:]
     logs = [(run / name).read_text() for name in ("train.log", "train.rank1.log")]
-    stopped = compat.load_checkpoint(run / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
+    stopped = loading.load_checkpoint(run / "checkpoint_last.pt")["optimizer_history"][-1]["num_updates"]
     assert f"stopped by SIGTERM after update {stopped}" in logs[0] and stopped >= 27
     for folder in (run, tmp_path / "whole"):
         ends = start_two(recipe, folder)
@@ -166,7 +165,7 @@ def test_spawned_processes_receive_the_signal(own_two: tuple[subprocess.Popen[st
     process.terminate()
     assert process.wait(timeout=120) == 143, log.read_text()[-3000:]
     assert processes_of(process.pid) == [] and "stopped by SIGTERM after update" in log.read_text()
-    assert compat.load_checkpoint(tmp_path / "run" / "checkpoint_last.pt")["model"]
+    assert loading.load_checkpoint(tmp_path / "run" / "checkpoint_last.pt")["model"]
 
 
 @pytest.mark.long
