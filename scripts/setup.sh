@@ -233,16 +233,22 @@ installed=$("$venv/bin/python" -I -c 'from importlib.metadata import version; pr
 if [[ $torch != torch ]]; then printf '%s\n' "$installed" >>"$venv/constraints.txt"; fi
 text="[3/4] $(pin "$fairseq"), compiled the first time (up to 3 minutes)"
 # setuptools compiles one extension after the other unless this file says otherwise. Each takes up to 800 MB of memory.
+# torch's builder writes the ninja files of all extensions to one path, so ninja, if it is installed, must not be found.
+# With CUDA_HOME, it switches the one compiler of all extensions to nvcc and back.
 cores=$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)
-printf '[build_ext]\nparallel = %d\n' $((cores < 4 ? cores : 4)) >"$venv/build.cfg"
-export DIST_EXTRA_CONFIG=$venv/build.cfg
+if [[ -n ${CUDA_HOME:-} ]]; then cores=1; fi
+mkdir -p "$venv/build"
+printf '[build_ext]\nparallel = %d\n' $((cores < 4 ? cores : 4)) >"$venv/build/config"
+printf '#!/bin/sh\nexit 1\n' >"$venv/build/ninja"
+chmod +x "$venv/build/ninja"
+export DIST_EXTRA_CONFIG=$venv/build/config
 if [[ $fairseq == fairseq ]]; then
     # The source of fairseq 0.12.2 lacks a file that its setup.py compiles only if torch is installed. We build it in
     # isolation, where there is no torch. Unlike -c, PIP_CONSTRAINT applies there too: the binary must match our numpy.
     step "$text" env "PIP_CONSTRAINT=$venv/constraints.txt" "${install[@]}" fairseq
 else
     # A build in isolation would download torch a second time.
-    step "$text" "${install[@]}" --no-build-isolation fairseq-fixed
+    step "$text" env "PATH=$venv/build:$PATH" "${install[@]}" --no-build-isolation fairseq-fixed
 fi
 step "[4/4] fairseq_resid" "${install[@]}" --no-build-isolation -e "${root}[fairseq${extra:+,$extra}]"
 step "check" "$venv/bin/python" -I -c 'import torch, fairseq.data.data_utils_fast, sacrebleu, sentencepiece, importlib.util as u; assert u.find_spec("fairseq_resid")'

@@ -21,7 +21,8 @@ BASH = shutil.which("bash") or "/bin/bash"
 # same program. If $PIP_PRINTS is set, its pip prints the value and fails.
 FAKE_PYTHON = rf"""
 if [[ $* == *'config list'* ]]; then echo "${{CONFIGURED:-}}"; exit; fi
-printf '%s\n' "$*${{PIP_EXTRA_INDEX_URL:+ --extra-index-url $PIP_EXTRA_INDEX_URL}}" >>"$CALLS"
+ninja=${{SHOW_NINJA:+$(ninja --version 2>/dev/null)}}
+printf '%s\n' "$*${{PIP_EXTRA_INDEX_URL:+ --extra-index-url $PIP_EXTRA_INDEX_URL}}$ninja" >>"$CALLS"
 case "$2 $3" in
     *version_info*) echo "${{FAKE_VERSION:-3.11}}" ;;
     *get_path*) echo {sysconfig.get_path("include")} ;;
@@ -153,6 +154,15 @@ def test_machine_without_gpu_gets_the_cpu_build(tree, tmp_path):
     (tree.site / "torch-2.9.0+cpu.dist-info").mkdir()
     (tree.root / "setup.py").write_text("# changed again\n")
     assert all(call.endswith("/whl/cpu") for call in tree.make(**needs)[1])
+
+
+@pytest.mark.parametrize(("variables", "most"), [({}, 4), ({"CUDA_HOME": "/usr/local/cuda"}, 1)])
+def test_extensions_that_compile_at_the_same_time_do_not_use_ninja(tree, tmp_path, variables, most):
+    ninja = program(tmp_path / "ninja" / "ninja", 'echo " with ninja"').parent
+    _, calls = tree.make(SHOW_NINJA="1", PATH=f"{ninja}:{os.environ['PATH']}", **variables)
+    assert [call.endswith(" with ninja") for call in calls[1:]] == [True, False, True]
+    expected = f"[build_ext]\nparallel = {min(most, os.cpu_count())}\n"
+    assert (tree.venv / "build" / "config").read_text() == expected
 
 
 def test_python_310_gets_stock_fairseq_in_isolation(tree):
