@@ -8,7 +8,7 @@ usage: scripts/test.sh [--all] [--lint-only] [--no-lint] [--references] [--] [PY
 
 Creates or repairs the environment (scripts/setup.sh --with-tests), then runs ruff, mypy, import-linter,
 shellcheck and the core tests: mathematics, models, decoding, averaging, checkpoints. This takes about
-five minutes on two cores; --all takes 25. All checks run even if one fails. The exit code is
+five minutes on two cores; --all takes 17. All checks run even if one fails. The exit code is
 that of the first check that failed.
 
 All other arguments are passed to pytest. With such arguments, it selects from all tests, not only from the core tests:

@@ -252,8 +252,10 @@ def test_average_in_a_run_folder_removes_the_note_on_an_earlier_one(
 
 
 @pytest.mark.once
-def test_checkpoints_of_training_are_not_overwritten(files: list[Path], tmp_path: Path, capsys: Any) -> None:
+def test_output_that_cannot_or_must_not_be_written_is_refused(files: list[Path], tmp_path: Path, capsys: Any) -> None:
     assert "--last" in run(capsys, "--inputs", *files, "--last", 2, "--output", tmp_path / "out.pt")[1]
+    code, error = run(capsys, "--inputs", *files, "--output", tmp_path / "no" / "out.pt")
+    assert code == 2 and f"{tmp_path / 'no' / 'out.pt'}: cannot be written: " in error
     for name in ("checkpoint_last.pt", "checkpoint7.pt", "checkpoint_7_900.pt", "checkpoint.best_loss_2.51.pt"):
         (tmp_path / name).write_text("old")
         code, error = run(capsys, "--inputs", *files, "--output", tmp_path / name)

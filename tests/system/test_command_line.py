@@ -67,6 +67,7 @@ SAS = ["--arch", "transformer_sas_tiny"]
 MISTAKES: list[tuple[list[str], list[str]]] = [
     ([*SAS, "--skip-lambda", "2"], ["--skip-lambda", "sas"]),
     (["--residual", "rskip_ln", "--skip-lambda", "1.5"], ["--skip-lambda", "1.5", "integer"]),
+    (["--residual", "sus"], ["--residual", "sus", "sas"]),
     ([*SAS, "--residual", "post_ln"], ["--residual post_ln", "transformer_sas_tiny", "transformer_resid"]),
     (["--encoder-normalize-before"], ["--encoder-normalize-before", "pre_ln"]),
     (["--residual", "post_ln", "--no-decoder-final-norm"], ["--no-decoder-final-norm", "post_ln", "pre_ln"]),
