@@ -17,11 +17,10 @@ import random
 import shlex
 import sys
 import time
-import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 # This is set before torch is imported and overrides the shell's value, because the tests share their machine and the
 # order of summation must not depend on the number of threads. Workers and the commands that tests start inherit the
@@ -172,21 +171,11 @@ def fairseq_in_this_process() -> Iterator[None]:
 
     A separate process takes seconds. Commands that tests start still use one, as they do for users.
     """
-    from fairseq_resid.cli import children
     from fairseq_resid.data.text import fairseq_preprocess
     from fairseq_resid.scoring import decoding
+    from support.training_here import children_here
 
-    def run(words: list[str], output: IO[bytes], *_: Any, **__: Any) -> int:
-        command = Path(words[0]).name
-        workers = ["--num-workers", "0"] if command == "fairseq-generate" else []
-        found = run_fairseq(command, [*words[1:], *workers])
-        output.write(found.output.encode())
-        return found.code
-
-    here = types.SimpleNamespace(**{**vars(children), "run": run})
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (fairseq_preprocess, decoding):
-            patch.setattr(module, "children", here)
+    with children_here(fairseq_preprocess, decoding):
         yield
 
 

@@ -14,26 +14,34 @@ import pytest
 from conftest import run_fairseq
 from fairseq_resid.__main__ import main
 from fairseq_resid.cli import children
-from fairseq_resid.runs import launch
-from fairseq_resid.study import work as study_work
 from support.process_groups import start_two
 
 
-def _run(words: list[str], output: IO[bytes] | None = None, *_: Any) -> int:
+def _run(words: list[str], output: IO[bytes] | None = None, *_: Any, **__: Any) -> int:
     if output is None:  # PYTHON -m fairseq_resid COMMAND
         return main(words[3:])
-    found = run_fairseq("fairseq-train", [*words[1:], "--num-workers", "0"])
+    command = Path(words[0]).name
+    workers = [] if command == "fairseq-preprocess" else ["--num-workers", "0"]
+    found = run_fairseq(command, [*words[1:], *workers])
     output.write(found.output.encode())
     return found.code
 
 
 @contextlib.contextmanager
-def commands_here() -> Iterator[None]:
-    """Run fairseq-train and the analysis of a study in this process, without worker processes."""
+def children_here(*modules: types.ModuleType) -> Iterator[None]:
+    """Let these modules of the package run their commands in this process, without worker processes."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (launch, study_work):
+        for module in modules:
             patch.setattr(module, "children", types.SimpleNamespace(**{**vars(children), "run": _run}))
         yield
+
+
+def commands_here() -> contextlib.AbstractContextManager[None]:
+    """Run fairseq-train and the analysis of a study in this process."""
+    from fairseq_resid.runs import launch
+    from fairseq_resid.study import work
+
+    return children_here(launch, work)
 
 
 def train(recipe: Path, run: Path, *flags: str) -> int:
