@@ -70,10 +70,12 @@ def translate(job: ScoringJob[Any], model: str, lock: int | None = None, blank: 
 
 def data_of(run: Run, results: Results) -> Path:
     """Return the data folder named in results; if that path does not exist, find it as evaluation does."""
-    from ..fairseq_patches.loading import load_checkpoint
-
     named = Path(results.data)
-    return named if named.is_dir() or not run.last.is_file() else find_data(run, load_checkpoint(run.last))
+    if named.is_dir() or not run.last.is_file():
+        return named
+    from ..fairseq_patches.loading import load_checkpoint  # imports torch
+
+    return find_data(run, load_checkpoint(run.last))
 
 
 class TextTask(Task[D]):
